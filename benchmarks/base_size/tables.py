@@ -42,6 +42,11 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
     ]  # fmt: skip
 
 
+PROGRAMS = """## Programs of 8 bits
+
+The models of README's table in both runtimes, on an {machine} with VNNI and one thread, by the command in `results/programs/stsb.json`.
+*Times*: as fast as the dense model's program in the same runtime.
+"""
 LENGTH = 32
 FRONT = """all-mpnet-base-v2 (110M parameters) on STS-B, the mean of two correlations in %. Time: one text of {length} tokens, one thread of an {machine} with VNNI.
 
@@ -119,4 +124,23 @@ def sections() -> list[str]:
     for result in results:
         failed = "".join(f"- {name} failed: {error}\n" for name, error in result["failed"].items())
         made += [TASK.format(name=result["name"], rows=len(result["rows"])), table(COLUMNS, rows_of(result)), failed]
-    return [*filter(None, made), origin(results[0], STUDY, 1)]
+    return [*filter(None, made), origin(results[0], STUDY, 1), *programs()]
+
+
+def programs() -> Iterator[str]:
+    """Yield the table of programs of long texts, if there is a result."""
+    for found in load(f"{STUDY}/programs"):
+        times = {(time["net"], time["runtime"]): time for time in found["shapes"][-1]["times"]}
+        rows = []
+        for entry in found["programs"]:
+            key = entry["net"], entry["runtime"]
+            gain = times[key].get("over_dense")
+            rows.append([
+                found["nets"][entry["net"]], entry["runtime"],
+                f"{percent(entry['metric'])} ± {percent(standard_error(entry['interval']))}",
+                f"{entry['bytes'] / 1e6:.0f}", f"{times[key]['median']:,.0f}",
+                f"{gain['median']:.1f} ({gain['low']:.1f} - {gain['high']:.1f})" if gain else "",
+            ])  # fmt: skip
+        shape = found["shapes"][-1]
+        yield PROGRAMS.format(machine=found["hardware"]["cpu"])
+        yield table(["model", "runtime", "stsb", "MB", f"ms, {shape['batch']} x {shape['length']}", "times"], rows)
