@@ -120,7 +120,10 @@ def settle_budget(cli: CommandLine, run: Run | None = None, density: float | Non
     job, choices = cli.build(), cli.config.export
     method, budget = job.method, job.method.budget
     if choices.dtype == "auto" and run is not None:
-        choices.dtype = run.config()["export"]["dtype"]
+        stored = run.config()["export"]
+        choices.dtype = stored["dtype"]
+        if budget is not None and budget.kind == "speedup":  # it chose the program, and so the format
+            choices.format = stored["format"]
     elif choices.dtype == "auto" and (choices.format != "hf" or (budget is not None and budget.kind == "speedup")):
         choices.dtype = "float32"
     elif choices.dtype == "auto":

@@ -107,3 +107,15 @@ def test_mistakes_are_one_line_before_any_training(tiny_backbone, tiny_data, tmp
         said = fails(capsys, *line, "params=9k", f"--model.{option}", value)
         assert f"model.budget params=9k, model.{option} {value}: only one of them" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_finished_run_with_the_speed_of_a_program_of_integers_is_shown_again(short_run, tmp_path, capsys):
+    args = ["fit", "--model", "SecondOrder", *own(short_run), "--run_dir", str(tmp_path / "run"), "--trainer.logger",
+            "false", "--model.retrain.epochs", "0", "--model.retrain.calibration_examples", "24", "--ckpt_path", "last",
+            "--model.budget", "speedup=1x@openvino-int8,1x8"]  # fmt: skip
+    main(args)
+    made = report_of(tmp_path / "run")
+    capsys.readouterr()
+    main(args)
+    assert report_of(tmp_path / "run") == made and made["program"]["dtype"] == "int8"
