@@ -127,10 +127,16 @@ class Run:
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         self.check("config.yaml")
-        config = checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path), strict)
-        retrain = config["model"]["init_args"].get("retrain")
-        if (removes := self._chosen().get("removes")) and isinstance(retrain, dict):
-            retrain |= without_removed({"removes": removes}, strict)
+        stored = read_yaml("run_dir", path)
+        try:
+            config = checked_groups(f"run_dir: '{path}'", stored, strict)
+            retrain = config["model"]["init_args"].get("retrain")
+            if (removes := self._chosen().get("removes")) and isinstance(retrain, dict):
+                retrain |= without_removed({"removes": removes}, strict)
+        except UserError as error:
+            if not strict:
+                raise
+            raise UserError(f"{error}; '{self.folder}' cannot go on, give another --run_dir") from error
         return config
 
     def finished(self) -> dict[str, dict[str, Any]]:

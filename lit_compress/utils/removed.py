@@ -137,7 +137,9 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
             known = usual if isinstance(usual, tuple) else (usual,)
             line = None if value in (*known, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
-            left = without_removed(value, strict, name) if isinstance(value, dict) else value
+            # a class, such as an optimizer, has options of its own, which may have these names
+            inside = isinstance(value, dict) and (name == "model" or "class_path" not in value)
+            left = without_removed(value, strict, name) if inside else value
             if name not in GROUPS:
                 kept[name] = left
             continue

@@ -44,6 +44,15 @@ def test_a_method_of_the_users_own_may_have_an_option_of_this_name():
         without_removed(stored, strict=True)
 
 
+def test_an_optimizer_or_a_schedule_may_have_an_option_of_this_name():
+    schedule = {"class_path": "torch.optim.lr_scheduler.PolynomialLR", "init_args": {"power": 2.0}}
+    init = {"retrain": {"lr_scheduler": schedule, "epochs": 1}}
+    assert (
+        without_removed({"class_path": "lit_compress.methods.SVD", "init_args": init}, True, "model")["init_args"]
+        == init
+    )
+
+
 def test_a_value_that_was_removed_has_a_line():
     line = "export.format 'torch': this value was removed in version 0.3; --format onnx writes a program, "
     assert str(removed_value("export.format", "torch")).startswith(line) and removed_value("--format", "torch")
