@@ -24,7 +24,7 @@ PROGRAMS = (
 
 
 def export_files(what: str, folder: Path) -> dict[str, Path]:
-    """Return the files of an export by their name relative to its folder: its card, and all that its manifest lists.
+    """Return the files of an export by their name relative to its folder: card, licence, and all in its manifest.
 
     Exports of version 0.2 have no manifest: all of their files that are not hidden. Links of the hub's cache, from a
     snapshot to the blobs of the same repository, are files like any other. ``what`` is option and value, the start of
@@ -34,7 +34,8 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
         UserError: one is a link out of the folder or to a folder; the manifest is broken.
     """
     listed, files, top = listed_files(what, folder), dict[str, Path](), folder.resolve()
-    paths = folder.rglob("*") if listed is None else (folder / name for name in {*listed, PROSE})
+    own = {PROSE, *(path.name for path in folder.glob("LICENSE*"))}  # people add these
+    paths = folder.rglob("*") if listed is None else (folder / name for name in {*listed, *own})
     blobs = top.parent.parent / "blobs"
     for path in sorted(paths):
         name, end = path.relative_to(folder).as_posix(), path.resolve()

@@ -38,10 +38,11 @@ def test_the_manifest_names_what_is_copied(files, tmp_path):
         (files / name).parent.mkdir(exist_ok=True)
         (files / name).write_text("mine")
     (files / "link.txt").symlink_to("../secret/config.json")
-    assert export_files("export: 'here'", files).keys() == NAMES
+    (files / "LICENSE").write_text("mine")
+    assert export_files("export: 'here'", files).keys() == NAMES | {"LICENSE"}
     (files / "link.txt").unlink()
     (files / "manifest.json").unlink()
-    assert export_files("export: 'here'", files).keys() == NAMES | mine
+    assert export_files("export: 'here'", files).keys() == NAMES | mine | {"LICENSE"}
 
 
 @pytest.mark.parametrize("name", ["../secret/config.json", "/etc/passwd", "1_Pooling/../../secret/config.json"])
