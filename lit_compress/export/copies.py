@@ -19,7 +19,7 @@ from lit_compress.utils.manifest import MANIFEST, PROSE, listed_files, write_man
 
 PROGRAMS = (
     "model.onnx", "model.onnx.data", "openvino_model.xml", "openvino_model.bin",
-    "model.pt2", "decode.*", "encode.*", "writing.json",  # of earlier versions
+    "model.pt2", "decode.*", "encode.*", "write.py", "writing.json",  # of earlier versions
 )  # fmt: skip
 
 
