@@ -10,18 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.common import (
-    HERE,
-    Cell,
-    file_density,
-    load,
-    mean_and_deviation,
-    middle,
-    percent,
-    table,
-    updates,
-    with_gains,
-)
+from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
+from benchmarks.gains import middle, with_gains
 from benchmarks.marks import NUMBERS, as_yaml, filled, numbers, with_tables
 
 STUDIES = (

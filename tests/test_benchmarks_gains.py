@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.common import Gain, costs_of, shared_gains
+from benchmarks.gains import Gain, costs_of, shared_gains
 
 
 def report(times: float | None, verdict: str | None = "faster", params: int = 7, steady: bool = True) -> dict:

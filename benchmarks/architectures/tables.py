@@ -7,7 +7,8 @@ from math import exp, log
 from typing import Any
 
 from benchmarks.architectures.decoders import BLOCKS, CELLS, SCRIPT
-from benchmarks.common import file_density, load, origin, percent, table, with_gains
+from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.gains import with_gains
 
 STUDY = "architectures"
 TITLE = "BART, T5, OPT and Llama: the whole pipeline"

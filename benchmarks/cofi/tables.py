@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, held, load, origin, percent, spread, table, updates, with_gains
+from benchmarks.common import Cell, file_density, held, load, origin, percent, spread, table, updates
+from benchmarks.gains import with_gains
 
 STUDY = "cofi"
 REPLACED = '--config compare_mrpc.yaml --methods CoFi "CoFi x LoSparse" LoSparse ITP --budgets 0.4 0.2 0.1'

@@ -6,21 +6,12 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
-from benchmarks.common import (
-    costs_of,
-    file_density,
-    load,
-    mean_and_deviation,
-    middle,
-    origin,
-    percent,
-    table,
-    with_gains,
-)
+from benchmarks.common import file_density, load, mean_and_deviation, origin, percent, table
 from benchmarks.comparison import curve, front_table
 from benchmarks.comparison.claims import FILE, Claim, read_claims
 from benchmarks.comparison.curve import USUAL, asked
 from benchmarks.comparison.front_table import NAMES, SCORES
+from benchmarks.gains import costs_of, middle, with_gains
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.utils.files import read_yaml

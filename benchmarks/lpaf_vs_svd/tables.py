@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, load, module, origin, percent, table, updates, with_gains
+from benchmarks.common import Cell, file_density, load, module, origin, percent, table, updates
+from benchmarks.gains import with_gains
 
 STUDY = "lpaf_vs_svd"
 REPLACED = "--config compare_sst2.yaml --methods LPAF SVD --budgets 0.5 0.25 0.16"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, load, origin, percent, table, with_gains
+from benchmarks.common import Cell, file_density, load, origin, percent, table
+from benchmarks.gains import with_gains
 from benchmarks.second_order import untrained_tables
 
 STUDY = "second_order"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.common import file_density, load, origin, percent, table, with_gains
+from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.gains import with_gains
 
 STUDY = "tasks"
 TITLE = "Every type of task"
