@@ -194,7 +194,7 @@ class Method(MicroBatches, Fields):
         """Move the teacher to the device; let blocks recompute their activations, if the user asks for it."""
         for teacher in self._teacher:
             move(teacher, self.device)
-        if self.device_mesh is None and recomputes(self.stage, self.net, self.recompute):
+        if recomputes(self.stage, self.net, self.recompute):
             recompute(self.net)
 
     def release(self) -> None:

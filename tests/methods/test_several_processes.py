@@ -33,7 +33,7 @@ CASES = {
     "LPAF": [*PRUNE, "--model.retrain.epochs", "1"],
     "LoSparse": [*FINETUNED, "--model.prune.interval", "2"],
     # moments of all ranks' examples
-    "SecondOrder": ["--model.retrain.epochs", "1"],
+    "SecondOrder": ["--model.retrain.epochs", "1", "--model.recompute", "true"],
 }  # fmt: skip
 
 
