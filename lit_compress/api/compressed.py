@@ -15,7 +15,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import write_model
 from lit_compress.export.table import markdown
 from lit_compress.models.files import LazyTensors, net_shapes
-from lit_compress.models.own_code import forget_code, trust_code, trusts_code
+from lit_compress.models.own_code import forget_code
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError
@@ -61,16 +61,13 @@ class Shared(tempfile.TemporaryDirectory[str]):
         return str, (self.name,)
 
 
-def load(
-    folder: str | Path, *, device: str | torch.device | None = None, trust_remote_code: bool = False
-) -> Compressed:
+def load(folder: str | Path, *, device: str | torch.device | None = None) -> Compressed:
     """Load a compressed model: an export, or a finished run.
 
     Args:
         folder: that a command or ``save_pretrained`` wrote; or ``OWNER/NAME[@REVISION]`` of one on the hub.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if there is one; None for the
             CPU, as in transformers.
-        trust_remote_code: run the code of the folder, which only models need that had code of their own before.
 
     Returns:
         The model in evaluation mode, in the dtype of the file.
@@ -83,7 +80,6 @@ def load(
         >>> small.report["compressed"]["density"]  # doctest: +SKIP
         0.25
     """
-    trust_code(trust_remote_code)
     given = find_target(str(folder), "load").folder
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
@@ -115,7 +111,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
         note(f"'{save_directory}': the weights are not those that were measured; report.json and the card are left out")
         write_model(net, temporary)
-        AutoTokenizer.from_pretrained(net.folder, trust_remote_code=trusts_code()).save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(net.folder, trust_remote_code=False).save_pretrained(temporary)
         forget_code(temporary)
         write_manifest(temporary)
 

@@ -14,7 +14,6 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
 from lit_compress.export.runtimes import RUNTIMES
-from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
@@ -64,7 +63,6 @@ def bench(
     if place.index is not None:
         raise UserError(f"--device: '{place}' names one of several; bench measures on the first: '{place.type}'")
     target = find_target(out, "bench")
-    trust_code(line.last("trust_remote_code") == "true")
     nets = _nets(target, out, baseline, against or [])
     folder = Path(output or target.place).expanduser()
     check_folder("--output", folder)
@@ -77,7 +75,7 @@ def bench(
         return target.parse(line).build().data
 
     known: dict[str, Any] = {"command": shlex.join(["lit_compress", "bench", *line.args]), "metric": None}
-    task = data().record if against or set(line.names) - {"trust_remote_code"} else None  # also checks its options
+    task = data().record if against or line.names else None  # also checks its options
     if against and task:
         known["metric"] = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
     folder.mkdir(parents=True, exist_ok=True)

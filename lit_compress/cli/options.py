@@ -27,7 +27,6 @@ from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.checks import trained_head
-from lit_compress.models.own_code import trust_code
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks import KINDS, task_type
@@ -54,14 +53,12 @@ class Settings:
         run_dir: folder of the run; default runs/<method>-<task>.
         ckpt_path: `last` continues the run in run_dir where it stopped, or starts it.
         checkpoint_every: optimizer steps between two checkpoints to continue from.
-        trust_remote_code: true: run the code that models bring, with all rights of the user; give it to each command.
         seed_everything: of the run: the order of the data, new weights, dropout.
     """
 
     run_dir: str | None = None
     ckpt_path: Literal["last"] | None = None
     checkpoint_every: int = 500
-    trust_remote_code: bool = False
     seed_everything: int = 42
 
 
@@ -131,7 +128,6 @@ class CommandLine:
         # a model with a head that was trained on the task is given
         self.trained = line.command == "factorize" or bool(self.config.model.init_args.get("teacher"))
         self._check()
-        trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
         use_device(accelerator if isinstance(accelerator, str) else "auto")
         pl.seed_everything(self.config.seed_everything, workers=True)

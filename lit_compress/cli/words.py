@@ -51,7 +51,7 @@ SET_BY_STAGE = {
     ),
 }
 WHOLE = ("fit", "plan", "compare")  # commands that read all options
-_SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator", "data")
+_SHARED = ("config", "print_config", "seed_everything", "trainer.accelerator", "data")
 # options of a stage that trains, which `factorize --distil` has of its own; it reads the optimizer and the schedule
 _TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay")
 # another command -> options, or groups of them, that it reads, and those among them that it does not; others read none

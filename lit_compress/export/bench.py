@@ -25,7 +25,7 @@ from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
-from lit_compress.models.own_code import check_code, trusts_code
+from lit_compress.models.own_code import check_code, read_config
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
@@ -75,7 +75,7 @@ class BenchedNet:
         self.net: Model = _load(folder).requires_grad_(False)
         self.tokenizer: Any = lambda text: dict[str, Any]()  # asks for no token types
         with suppress(OSError, ValueError):
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self.kind = task_type_of_net(self.net.config)
         self.setting = Setting(self.kind.results, settings.threads, settings.device, settings.dtype)
 
@@ -132,9 +132,8 @@ def _load(folder: Path) -> Model:
         return load_net(folder)
     check_code(f"bench: '{folder}'", folder)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-        kind = getattr(transformers, task_type_of_net(config).auto_class)
-        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trusts_code()).eval()
+        kind = getattr(transformers, task_type_of_net(read_config(folder)).auto_class)
+        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     except UserError:
         raise
     except Exception as error:

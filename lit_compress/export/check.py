@@ -40,7 +40,7 @@ with torch.inference_mode():
 def check_export(net: Model, folder: Path, before: Model | None = None) -> float:
     """Load ``folder`` in another process and return the largest difference of its logits from the logits of ``net``.
 
-    All get a random batch with padding. The code in the folder runs, which is the package's, or was trusted before.
+    All get a random batch with padding. The code in the folder runs, which is the package's.
     ``net`` was loaded from ``folder`` here. The logits of ``before``, the model before the export, must be the same,
     relative above 1 within ``TOLERANCE``; None if choices change them.
 

@@ -9,7 +9,7 @@ import torch
 
 from lit_compress.export.modelling import write_as
 from lit_compress.models.files import stored_dtype
-from lit_compress.models.own_code import file_of, forget_code
+from lit_compress.models.own_code import forget_code
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
@@ -54,7 +54,7 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
 def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     """Copy the files of an export of ``net`` into another existing folder, with this version's code and a manifest.
 
-    No code is from the copied folder, except a trusted model's own.
+    No code is from the copied folder.
 
     Raises:
         UserError: as :func:`export_files`; ``modules.json`` names classes of other packages, which would be imported.
@@ -64,11 +64,11 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
         raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
     for name, path in export_files(what, folder).items():
-        if not name.endswith(".py") or file_of(net):
+        if not name.endswith(".py"):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to / name)
     own, net.config.dtype = net.config.dtype, getattr(torch, stored_dtype(folder))
-    write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
+    write_as(net, None if describe(net) else net, to, save_form)
     net.config.dtype = own
     forget_code(to)
     write_manifest(to)

@@ -23,7 +23,7 @@ from lit_compress.export.report import Measured, build_report
 from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
-from lit_compress.models.own_code import file_of, forget_code, trusts_code
+from lit_compress.models.own_code import forget_code
 from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
@@ -131,7 +131,7 @@ def _measured(source: Export, net: Model, scores: dict[str, float], folder: Path
     return report | {
         "dtype": choices.dtype if choices.half else "float32",
         "ordinary": not (folder / f"{MODULE}.py").exists(),
-        "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,
+        "refuses": bool(getattr(net.config, "structure", None)),
     }
 
 
@@ -181,7 +181,6 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
                 path.unlink()
         for name in ("program", "certificate"):  # which exports of 0.2 have
             report.pop(name, None)
-        report["config"] = report["config"] | {"trust_remote_code": trusts_code()}  # not the source's, on the card
         _write_programs(report, net, data, temporary, choices)
         choices.check_drop(report)
         write_report_and_card(temporary, report, read_task(data), net)

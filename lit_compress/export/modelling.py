@@ -19,7 +19,7 @@ from torch import nn
 
 from lit_compress.layers import LAYERS
 from lit_compress.models.outline import ordinary_config
-from lit_compress.models.own_code import DENSE, MODULE, file_of
+from lit_compress.models.own_code import MODULE
 from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from {source} import {base}
+from transformers import {base}
 
 
 {layers}
@@ -80,7 +80,7 @@ class Compressed{base}({base}):
 
 def ordinary_form(net: Model) -> Model | None:
     """Return the ordinary model with the sizes of the fused ``net``, without values; None if the library has none."""
-    if file_of(net) or (config := ordinary_config(net)) is None:
+    if (config := ordinary_config(net)) is None:
         return None
     with empty_parameters():
         ordinary = as_linears(type(net)(config))
@@ -126,27 +126,21 @@ def write_as(net: Model, ordinary: Model | None, folder: Path, save: Callable[[M
         return
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
-    own = (getattr(net.config, DENSE, None) or net.config.auto_map) if file_of(net) else {}
-    if own:  # its configuration, and the class that the compressed one extends
-        setattr(net.config, DENSE, own)
-    kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
-    net.config.auto_map = kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
+    net.config.auto_map = {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
     save(net, folder)
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
-    if net.config.structure or own:
+    if net.config.structure:
         _refuse_other_classes(net.config, folder / "config.json")
-    (folder / f"{MODULE}.py").write_text(code_of(base, kinds, file_of(net)))
+    (folder / f"{MODULE}.py").write_text(code_of(base, kinds))
 
 
-def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
-    """Return the modelling file of a model of class ``base``, of transformers or in ``file``, with these layers."""
+def code_of(base: str, kinds: Iterable[str]) -> str:
+    """Return the modelling file of a model of class ``base`` of transformers with these layers."""
     wanted = [LAYERS[kind] for kind in sorted(kinds)]  # each comes after those that it extends
     layers = dict.fromkeys(base for layer in wanted for base in reversed(layer.__mro__) if "kind" in vars(base))
     code = "".join(f"{inspect.getsource(layer)}\n\n" for layer in layers)
-    names, source = ", ".join(layer.__name__ for layer in layers), f".{file}" if file else "transformers"
-    return _TEMPLATE.format(
-        base=base, source=source, activations=ACTIVATIONS, refusal=REFUSAL, layers=code, names=names
-    )
+    names = ", ".join(layer.__name__ for layer in layers)
+    return _TEMPLATE.format(base=base, activations=ACTIVATIONS, refusal=REFUSAL, layers=code, names=names)
 
 
 def _refuse_other_classes(config: Config, path: Path) -> None:

@@ -21,7 +21,7 @@ from lit_compress.models.checks import (
     refuse_compressed,
 )
 from lit_compress.models.files import check_form
-from lit_compress.models.own_code import check_code, own_class, trusts_code
+from lit_compress.models.own_code import check_code, read_config
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import as_linears
@@ -79,10 +79,8 @@ def _one_line(what: str, name: str, option: str) -> Iterator[None]:
 
 def _read_config(what: str, folder: Path, **head: Any) -> PreTrainedConfig:
     """Read the configuration of a model, whose numbers are plausible; ``head`` replaces some of its values."""
-    from transformers import AutoConfig
-
     check_counts(what, folder)
-    return AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **head)
+    return read_config(folder, **head)
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
@@ -98,10 +96,9 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     name, what = resolve(backbone, task, option), f"{option}: '{backbone}'"
     with _one_line("tokenizer", name, option):
         config = _read_config(what, Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusts_code())
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         check_tokenizer(what, tokenizer, config)
-    if not trusts_code():
-        tokenizer.init_kwargs.pop("auto_map", None)  # no export may ask its users to run code that is not in it
+    tokenizer.init_kwargs.pop("auto_map", None)  # no export may ask its users to run code that is not in it
     if "local_files_only" in tokenizer.init_kwargs:  # whether the hub was asked says nothing about the tokenizer
         tokenizer.init_kwargs["local_files_only"] = False
     set_pad_token(what, tokenizer, config, task)
@@ -142,13 +139,13 @@ def load_config(name: str, task: Task, option: str = "model.backbone", trained: 
         kind.adopt(config, folder, option)
         if trained:
             check_head(what, config, task)
-    own, classes = own_class(what, config, kind.auto_class), _auto_class(kind)._model_mapping
-    if (own is None and type(config) not in classes) or (kind.one_stack and config.is_encoder_decoder):
+    classes = _auto_class(kind)._model_mapping
+    if type(config) not in classes or (kind.one_stack and config.is_encoder_decoder):
         raise UserError(
             f"{what} has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"
         )
-    config.architectures = [own or classes[type(config)].__name__]
+    config.architectures = [classes[type(config)].__name__]
     if kind.problem and config.problem_type is not None:
         config.problem_type = kind.problem
     set_padding(config, name, task, option)
@@ -181,7 +178,7 @@ def load_net(name: str, task: Task, option: str = "model.backbone", trained: boo
         with _one_line("model", folder, option):
             net, info = _auto_class(kind).from_pretrained(
                 folder, config=config, key_mapping=_renamed(config, task), dtype=torch.float32,
-                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=trusts_code(),
+                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
     finally:
         library.removeFilter(_is_no_report)
@@ -212,7 +209,7 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
     import transformers
 
     both = [cls._model_mapping for cls in (transformers.AutoModel, _auto_class(task_type(task)))]
-    if any(type(config) not in classes for classes in both):  # its code knows how it calls them
+    if any(type(config) not in classes for classes in both):
         return None
     usual, own = (getattr(classes[type(config)], "base_model_prefix", "") for classes in both)
     return None if usual == own else {rf"^{usual}\.": f"{own}."}
@@ -234,4 +231,4 @@ def empty_net(config: PreTrainedConfig) -> Model:
     import torch
 
     made = _auto_class(task_type_of_net(config))
-    return as_linears(made.from_config(config, dtype=torch.float32, trust_remote_code=trusts_code()))
+    return as_linears(made.from_config(config, dtype=torch.float32, trust_remote_code=False))

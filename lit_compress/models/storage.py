@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.files import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
-from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
+from lit_compress.models.own_code import check_code, forget_code, is_exported, read_config
 from lit_compress.models.sites import Config, Model
 from lit_compress.models.surgery import check_structure, describe, empty_parameters, rebuild, replace
 from lit_compress.utils.devices import move
@@ -55,7 +55,6 @@ def save_form(net: Model, folder: Path) -> None:
     """Write the files of :func:`save_net` without values."""
     if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
         net.config.architectures = [type(net).__name__]  # names the task head
-    save_code(net, folder)
     net.config.save_pretrained(folder)
     forget_code(folder)
     if net.can_generate():
@@ -97,17 +96,12 @@ def config_of(folder: Path) -> Config:
     """Return the configuration of a model that was saved or exported, with the classes of the dense model.
 
     Raises:
-        UserError: it has code that is not trusted.
+        UserError: it has code of its own.
     """
-    from transformers import AutoConfig
-
     check_code(f"'{folder}'", folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-    own, names = (config.__dict__.pop(key, None) for key in (DENSE, ACTIVATIONS))
+    config = read_config(folder)
+    names = config.__dict__.pop(ACTIVATIONS, None)
     if is_exported(folder):  # its class puts layers of its own into the model
-        config.__dict__.pop("auto_map", None)
-        if own and trusts_code():
-            config.auto_map = own
         for name, value in (names or {}).items():
             if hasattr(config, name) and name[:1] != "_" and not isinstance(value, dict | list):
                 setattr(config, name, value)

@@ -18,7 +18,6 @@ from lit_compress.models.backbones import resolve
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
-from lit_compress.models.own_code import trusts_code
 from lit_compress.models.sites import Model
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
@@ -59,7 +58,6 @@ def export_run(run: Run, out: Path, data: DataModule, choices: Choices = AS_IS) 
     more = {name: value for name, value in known.items() if value}
     asked = parse_budget(method["init_args"].get("budget"))
     budget = (asked, run.density(asked.asked) or 1.0) if asked else None
-    config |= {"trust_remote_code": trusts_code()}
     name = method["class_path"].rpartition(".")[2]
     source = Export(last.net, nets, name, data, config, last.initial, more, budget)
     report = write_export(out, source, choices)

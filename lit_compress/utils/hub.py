@@ -29,7 +29,7 @@ _ADVICE = {
     "RevisionNotFoundError": "it has no such revision; give a branch, a tag or a commit of it",
     "HFValidationError": "it is no folder, and no name on the hub; give a folder, or OWNER/NAME",
 }
-# configurations, tokenizers, code, which runs only if it is trusted, the card
+# configurations, tokenizers, the code of an export, the card
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
 

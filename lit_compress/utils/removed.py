@@ -49,6 +49,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "merge": ("large", "factors and rows are stored as they are; a budget of speedup measures them"),
     "model.revision": (None, "give it with the name: --model.backbone NAME@REVISION"),
+    "trust_remote_code": (False, "leave it out: no code in the folder of a model runs, and exports need none here"),
     "push_to_hub": (None, "`hf upload USER/NAME OUT .` uploads the export"),
     "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
     "json": (None, "`report FOLDER` writes report/results.csv, with the same columns"),

@@ -1,4 +1,4 @@
-"""Folders of somebody else: whatever their files name, no command runs it unless this command line says so.
+"""Folders of somebody else: whatever their files name, no command runs it.
 
 Every payload writes the file ``ran``.
 """
@@ -156,7 +156,7 @@ READ_NO_MODEL = {"list", "report"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_wants_consent_of_its_own(command, stolen, ran, tmp_path, short_run):
+def test_no_command_runs_the_code_of_a_model(command, stolen, ran, tmp_path, short_run):
     """A file says trust_remote_code; the models of the run bring code."""
     change_config(stolen, lambda config: config.update(trust_remote_code=True))
     for net in (stolen / "export", stolen / "dense" / "net"):
@@ -172,16 +172,16 @@ def test_every_command_wants_consent_of_its_own(command, stolen, ran, tmp_path, 
 # --------------------------------------------------------------------------------------------------------- models
 
 
-def elsewhere(tmp_path, ran):
-    """A reference to code in another folder, whose class transformers has by the same name."""
+def elsewhere(tmp_path, ran, kind="BertConfig"):
+    """A reference to code in another folder, whose class transformers has by the same name, or has not."""
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "evil.py").write_text(code(ran, "transformers.BertConfig"))
-    return {"AutoConfig": f"{tmp_path / 'other'}--evil.BertConfig"}
+    (tmp_path / "other" / "evil.py").write_text(code(ran, "transformers.BertConfig", kind))
+    return {"AutoConfig": f"{tmp_path / 'other'}--evil.{kind}"}
 
 
-NAMED = {  # what config.json says -> exit code without trust; with trust every reference to elsewhere is refused
-    "dense_auto_map": (lambda ref: {"dense_auto_map": ref}, 2),
-    "below": (lambda ref: {"text_config": {"auto_map": ref, "dense_auto_map": ref}}, 2),
+NAMED = {  # what config.json says -> exit code
+    "dense_auto_map": (lambda ref: {"dense_auto_map": ref}, 0),
+    "below": (lambda ref: {"text_config": {"auto_map": ref, "dense_auto_map": ref}}, 0),
     "auto_map": (lambda ref: {"auto_map": ref}, 0),
     "auto_map below": (lambda ref: {"text_config": {"auto_map": ref}}, 0),
     "activations": (lambda ref: {"activations": {"auto_map": ref}}, 0),
@@ -189,21 +189,20 @@ NAMED = {  # what config.json says -> exit code without trust; with trust every 
 }
 
 
-@pytest.mark.parametrize("trust", [[], ["--trust_remote_code"]])
 @pytest.mark.parametrize("attack", NAMED)
-def test_code_elsewhere_is_neither_run_nor_kept(attack, trust, model, ran, tiny_data, tmp_path):
+def test_code_elsewhere_is_neither_run_nor_kept(attack, model, ran, tiny_data, tmp_path):
     named, expected = NAMED[attack]
     change(model / "config.json", **named(elsewhere(tmp_path, ran)))
-    data = ["--data.task", "sst2", "--data.path", tiny_data, *trust]
+    data = ["--data.task", "sst2", "--data.path", tiny_data]
     out = tmp_path / "out"
     found = attempt(["factorize", model, out, "--rank_ratio", "0.5", "--weighting", "none", *data])
-    assert (found, ran.exists()) == (2 if trust and attack != "kernel" else expected, False)
+    assert (found, ran.exists()) == (expected, False)
     assert not any("--evil" in path.read_text() for path in out.glob("*.json") if path.name != "report.json")
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "lc.factorize"])
 def test_other_commands_refuse_code_elsewhere(command, model, ran, short_run, tiny_data, tmp_path):
-    change(model / "config.json", dense_auto_map=elsewhere(tmp_path, ran))
+    change(model / "config.json", dense_auto_map=elsewhere(tmp_path, ran, "EvilConfig"))
     words = {
         "fit": [*fit(short_run, tmp_path / "run"), "--model.backbone", model],
         "validate": ["validate", model, "--data.task", "sst2", "--data.path", tiny_data],

@@ -63,7 +63,7 @@ def test_a_dense_and_a_compressed_net():
 
 
 def test_code_of_a_stranger_is_not_run(tmp_path):
-    """Of an export no code is run, but this package's layers; a model with code of its own needs consent."""
+    """Of an export no code is run, but this package's layers; a model with code of its own is refused."""
     layer = (net := make_net("bert").eval()).bert.encoder.layer[0].output.dense
     replace_module(net, "bert.encoder.layer.0.output.dense", LowRankLinear.from_factors(
         layer, *(factor.detach() for factor in (layer.weight[:, :4], layer.weight[:4]))))  # fmt: skip
