@@ -31,7 +31,6 @@ ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.b
 MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
-_GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) reads it, and save_pretrained writes the folder"
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
 _READ = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 
@@ -66,13 +65,12 @@ def check_form(what: str, path: Path, whole: bool = False) -> None:
     """Refuse a model, in a folder or the value given in its place, whose form no library can read.
 
     Raises:
-        UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
-            weights of another program, a pointer or another text in place of a file, or an index of files elsewhere;
-            or, if it is to be ``whole``, weights are missing.
+        UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights,
+            a pointer or another text in place of a file, or an index of files elsewhere; or, if it is to be ``whole``,
+            weights are missing.
     """
     if path.is_file():
-        near = f"; {_GGUF}" if path.suffix == ".gguf" else ", written by save_pretrained"
-        raise UserError(f"{what} is a file; give the folder of a model{near}")
+        raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     check_manifest(what, path)
     if adapter := next((name for name in ADAPTERS if name in names), None):
@@ -81,8 +79,6 @@ def check_form(what: str, path: Path, whole: bool = False) -> None:
     if settings := next(filter(None, map(config.get, _QUANTIZED)), None):
         raise UserError(f"{what} is quantized ({quantization_method(settings)}); {FLOAT}")
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
-    if not weights and (gguf := sorted(name for name in names if name.endswith(".gguf"))):
-        raise UserError(f"{what} has only the weights of another program, '{gguf[0]}', which cannot be read; {_GGUF}")
     if whole and not weights:
         raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
     safe = [name for name in weights if name.endswith(".safetensors")]

@@ -35,7 +35,6 @@ from lit_compress.models.sites import Model, module_at, size_at
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
-from lit_compress.utils.removed import REMOVED_LAYERS
 
 Net = TypeVar("Net", bound=Model)
 _NAMES = "transposed"  # attribute of a module: names of its children whose weights are transposed in files
@@ -191,8 +190,6 @@ def check_structure(structure: Any, net: Model, shapes: Mapping[str, tuple[int, 
     modules = dict(net.named_modules())
     for name, spec in structure.items():
         kind = str(spec.get("kind")) if isinstance(spec, dict) else ""
-        if advice := REMOVED_LAYERS.get(kind):
-            raise UserError(f"structure.json: layers of kind '{kind}' were removed in version 0.3; {advice}")
         if kind != "attributes" and kind not in LAYERS:
             raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
         if name not in modules and name.rpartition(".")[0] not in modules:  # layers may be added to a block

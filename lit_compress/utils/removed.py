@@ -1,4 +1,4 @@
-"""What earlier versions had: options, values, commands, layers. Each is refused in one line that says what to do."""
+"""What earlier versions had: options, values, commands. Each is refused in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -59,11 +59,6 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.parts": ("blocks", "--model SecondOrder --model.retrain.removes structures removes sub-layers"),
     "prune.gates": (_GATES, "leave it out: a model has all gates that it can have"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
-}
-# kind of a layer in exports of earlier versions -> what to do
-REMOVED_LAYERS: dict[str, str] = {
-    "pivot": "export its run again, or load it with transformers, by its own code",
-    "low_rank_embedding": "load it with transformers, by its own code",
 }
 
 # last part of the option, one of its values -> what to do in its place

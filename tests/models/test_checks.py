@@ -261,9 +261,8 @@ def test_a_pickle_with_code_is_refused_without_advice_to_run_it(folder, tmp_path
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("kind", "words"), [("pivot", "export its run again"), ("pivott", "no layer of this package")])
-def test_a_layer_that_is_not_here_is_refused(kind, words, folder):
-    spec = {"kind": kind, "in_features": 32, "out_features": 32, "rank": 4}
+def test_a_layer_that_is_not_here_is_refused(folder):
+    spec = {"kind": "pivot", "in_features": 32, "out_features": 32, "rank": 4}
     (folder / "structure.json").write_text(json.dumps({"bert.encoder.layer.0.attention.self.query": spec}))
-    with pytest.raises(UserError, match=rf"structure.json: .*{kind}.*{words}"):
+    with pytest.raises(UserError, match=r"structure.json: .*pivot.*no layer of this package"):
         load_saved(folder)

@@ -35,10 +35,6 @@ def adapter_alone(folder):
         (folder / name).unlink()
 
 
-def gguf_alone(folder):
-    (folder / "model.safetensors").rename(folder / "model-q4_k_m.gguf")
-
-
 def pointer(name):
     def change(folder):
         if name.endswith(".bin"):
@@ -59,7 +55,6 @@ def page(folder):
 FORMS = {
     "adapter beside weights": (adapter, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
     "adapter alone": (adapter_alone, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
-    "gguf": (gguf_alone, "another program, 'model-q4_k_m.gguf', which cannot be read; AutoModelForCausalLM.*gguf_file"),
     "pointer": (pointer("model.safetensors"), "'model.safetensors' is a Git LFS pointer.*run git lfs pull"),
     "pointer to a pickle": (pointer("pytorch_model.bin"), "'pytorch_model.bin' is a Git LFS pointer"),
     "pointer to a shard": (pointer("model-00001-of-00002.safetensors"), "'model-00001-of-.*' is a Git LFS pointer"),
