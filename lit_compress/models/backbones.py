@@ -173,11 +173,13 @@ def load_net(name: str, task: Task, option: str = "model.backbone", trained: boo
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     config, library = load_config(name, task, option, trained), logging.getLogger("transformers.modeling_utils")
+    base: str = _auto_class(kind)._model_mapping[type(config)].base_model_prefix
+    renamed = {r"^model\.": "transformer."} if base == "transformer" else None  # of a Llama's with a head for spans
     library.addFilter(_is_no_report)
     try:
         with _one_line("model", folder, option):
             net, info = _auto_class(kind).from_pretrained(
-                folder, config=config, key_mapping=_renamed(config, task), dtype=torch.float32,
+                folder, config=config, key_mapping=renamed, dtype=torch.float32,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
     finally:
@@ -199,20 +201,6 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> Mode
 
 def _is_no_report(record: logging.LogRecord) -> bool:
     return "LOAD REPORT" not in record.getMessage()
-
-
-def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
-    """Return pattern -> new start of a name, where the model with a head calls its base model not as its family does.
-
-    Llama's model for span questions calls it ``transformer``, its language model ``model``.
-    """
-    import transformers
-
-    both = [cls._model_mapping for cls in (transformers.AutoModel, _auto_class(task_type(task)))]
-    if any(type(config) not in classes for classes in both):
-        return None
-    usual, own = (getattr(classes[type(config)], "base_model_prefix", "") for classes in both)
-    return None if usual == own else {rf"^{usual}\.": f"{own}."}
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:
