@@ -59,7 +59,6 @@ class Export:
         initial: dev metric before the last stage's first step.
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it.
-        written: the model that was read from the export.
     """
 
     net: Model
@@ -70,7 +69,6 @@ class Export:
     initial: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
     budget: tuple[Budget, float] | None = None
-    written: Model = field(init=False)
 
     @property
     def dense(self) -> Model:
@@ -94,7 +92,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         write_model(net, folder)
         write_tokenizer(data, folder, net.config)
         del net  # the export takes its place in memory
-        source.written = net = load_net(folder)
+        net = load_net(folder)
         trim()
         changed = choices.half or any(facts.values())
         for _ in track([0], "check the export in another process"):

@@ -60,6 +60,4 @@ def export_run(run: Run, out: Path, data: DataModule, choices: Choices = AS_IS) 
     budget = (asked, run.density(asked.asked) or 1.0) if asked else None
     name = method["class_path"].rpartition(".")[2]
     source = Export(last.net, nets, name, data, config, last.initial, more, budget)
-    report = write_export(out, source, choices)
-    run.at_hand[out] = source.written
-    return report
+    return write_export(out, source, choices)
