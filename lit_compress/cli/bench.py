@@ -9,8 +9,6 @@ from typing import Any, Literal
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.cli.words import Line
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.intervals import standard_error
-from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
 from lit_compress.export.runtimes import RUNTIMES
@@ -26,18 +24,16 @@ Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
 def bench(
-    out: str, *, baseline: str | None = None, against: list[str] | None = None, batch: list[int] | None = None,
-    length: list[int] | None = None, runtimes: list[str] | None = None, threads: int = 1, rounds: int = ROUNDS,
-    seconds: float = SECONDS, device: str = "auto",
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None, output: str | None = None, line: Line,
+    out: str, *, baseline: str | None = None, batch: list[int] | None = None, length: list[int] | None = None,
+    runtimes: list[str] | None = None, threads: int = 1, rounds: int = ROUNDS, seconds: float = SECONDS,
+    device: str = "auto", dtype: Literal["float32", "bfloat16", "float16"] | None = None, output: str | None = None,
+    line: Line,
 ) -> None:  # fmt: skip
     """Time an export, or any fine-tuned model, and a dense one, in the runtimes that are installed.
 
     Args:
         out: an export, a run (its export), any fine-tuned model folder, or a name on the hub.
         baseline: folder of the dense model to compare OUT with (default the run's).
-        against: other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all,
-            in one table; the data is the run's or of --data.path.
         batch: texts in a batch (default 1 8 32 128).
         length: tokens of a text (default 32 128 384).
         runtimes: which are used (default: on an accelerator eager, graphs and compiled, on the CPU all but graphs).
@@ -63,7 +59,7 @@ def bench(
     if place.index is not None:
         raise UserError(f"--device: '{place}' names one of several; bench measures on the first: '{place.type}'")
     target = find_target(out, "bench")
-    nets = _nets(target, out, baseline, against or [])
+    nets = _nets(target, out, baseline)
     folder = Path(output or target.place).expanduser()
     check_folder("--output", folder)
     settings = Settings(
@@ -74,19 +70,16 @@ def bench(
     def data() -> DataModule:
         return target.parse(line).build().data
 
-    known: dict[str, Any] = {"command": shlex.join(["lit_compress", "bench", *line.args]), "metric": None}
-    task = data().record if against or line.names else None  # also checks its options
-    if against and task:
-        known["metric"] = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
+    command = {"command": shlex.join(["lit_compress", "bench", *line.args])}
+    if line.names:
+        data()  # checks its options
     folder.mkdir(parents=True, exist_ok=True)
-    result = known | measure(
-        nets, settings, lambda result: write_json(folder / FILE, known | result), data, compared=bool(against)
-    )
+    result = command | measure(nets, settings, lambda result: write_json(folder / FILE, command | result), data)
     _show(result, folder)
 
 
-def _nets(target: Target, out: str, baseline: str | None, against: list[str]) -> dict[str, Path]:
-    """Return the folders by label: the dense model, which is named or the run's, others by their names, OUT."""
+def _nets(target: Target, out: str, baseline: str | None) -> dict[str, Path]:
+    """Return the folders by label: the dense model, which is named or the run's, and OUT."""
     nets, dense = {}, target.folder.resolve().parent / "dense" / "net"
     if baseline is not None:
         nets["dense"] = find_target(baseline, "--baseline").folder
@@ -94,10 +87,6 @@ def _nets(target: Target, out: str, baseline: str | None, against: list[str]) ->
         nets["dense"] = dense
     else:
         note(f"bench: '{out}' is compared with nothing; name its dense model with --baseline DENSE")
-    for name in against:
-        if (label := Path(name).name) in (*nets, "dense", "compressed"):
-            raise UserError(f"--against: '{name}': another model has the label '{label}'; rename the folder")
-        nets[label] = find_target(name, "--against").folder
     return nets | {"compressed": target.folder}
 
 
@@ -110,14 +99,12 @@ def _show(result: dict[str, Any], output: Path) -> None:
     body = [[p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in programs]
     show(["runtime", "model", "difference", "MB"], body, left=2, whole=2)
     if any(entry["far"] for entry in programs):
-        print("!: its integers change the results by more than is usual; --against shows the dev metric")
+        print("!: its integers change the results by more than is usual; an int8 export's report has its metric")
     if shapes:
         show(*times_table(result), left=2, whole=2)
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
     if not all(entry["steady"] for shape in shapes for entry in shape["times"]):
         print(f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough")
-    if shapes and result["metric"]:
-        show(*alternatives_table(result), left=2, whole=2)
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     print(f"numbers: {output / FILE}")
@@ -137,28 +124,6 @@ def times_table(result: dict[str, Any]) -> Table:
                          *([str(Speedup.of(gain)) if gain else ""] * compared)])  # fmt: skip
             label = ""
     return ["batch x length", "runtime", *(f"{net} ms" for net in nets), *["speed-up"] * compared], body
-
-
-def alternatives_table(result: dict[str, Any]) -> Table:
-    """Return the table of ``bench --against``: metric, megabytes, time and throughput of every model and runtime.
-
-    Times are of the smallest and the largest batch, at the shortest length. Rows without a time are left out.
-    """
-    shapes = sorted(result["shapes"], key=lambda shape: (shape["length"], shape["batch"]))
-    least, first = shapes[0]["length"], shapes[0]
-    last = [shape for shape in shapes if shape["length"] == least][-1]
-    one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
-    known = [p for p in result["programs"] if (p["net"], p["runtime"]) in one.keys() & many.keys()]
-    body = []
-    for entry in known:
-        key = entry["net"], entry["runtime"]
-        error = "" if entry["interval"] is None else f" ± {standard_error(entry['interval']):.4f}"
-        noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
-        body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}", _megabytes(entry),
-                     f"{one[key]['median']:.2f}{noisy}",
-                     f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}"])  # fmt: skip
-    times = f"ms, {first['batch']} x {least}", f"texts/s, {last['batch']} x {least}"
-    return ["model", "runtime", result["metric"]["name"], "MB", *times], body
 
 
 def _megabytes(program: dict[str, Any]) -> str:

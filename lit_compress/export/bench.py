@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
-from lit_compress.export.program import PROBES, Program, by_name, example_inputs, farthest, program_bytes, write_program
+from lit_compress.export.program import PROBES, by_name, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
-from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, read_config
 from lit_compress.models.padding import usable_positions
@@ -115,14 +113,6 @@ class BenchedNet:
             quantize(self.file(form, "float32"), made, "int8", feeds)
         return made
 
-    def score(self, run: Runner) -> dict[str, Any]:
-        """Return the dev ``metric`` of a runtime's answers and its ``interval``."""
-        check_head(f"bench: '{self.folder}'", self.net.config, self.data.record)
-        program = Program(by_name(run, self.setting.results), self.net.config)
-        scores = evaluate(program, self.data, sure=True)  # type: ignore[arg-type]
-        key = f"val/{self.data.record.metrics[0]}"
-        return {"metric": scores[key], "interval": interval_of(scores, key)}
-
 
 def _load(folder: Path) -> Model:
     import transformers
@@ -156,7 +146,6 @@ def bench(
     settings: Settings,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     data: Data | None = None,
-    compared: bool = False,
 ) -> dict[str, Any]:
     """Time models in runtimes and return the result.
 
@@ -165,15 +154,14 @@ def bench(
         settings: the options.
         keep: is called with the result so far after every shape.
         data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
-        compared: every program gets a dev metric.
 
     Raises:
-        UserError: a folder cannot be loaded or evaluated, or no runtime is left.
+        UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
         shapes, left_out = _shapes(sources, settings)
-        programs = _opened(sources, settings, left_out, compared)
+        programs = _opened(sources, settings, left_out)
         packages = sorted({name for program in programs for name in program.runtime.packages})
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()},
@@ -206,11 +194,9 @@ def _shapes(sources: Sequence[BenchedNet], settings: Settings) -> tuple[list[tup
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)), left_out
 
 
-def _opened(
-    sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]], compared: bool
-) -> list[OpenedProgram]:
+def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load models in all runtimes; append those that differ from PyTorch, or integers that are nan, to ``left_out``."""
-    opened, scores = list[OpenedProgram](), dict[tuple[str, str], dict[str, Any]]()
+    opened = list[OpenedProgram]()
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         given, eager = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
@@ -240,11 +226,6 @@ def _opened(
                     left_out.append(reason)
                 continue
             opened.append(OpenedProgram(source, runtime, run, entry))
-            if compared:  # programs of one dtype but int8 share a metric; what takes one shape only does not answer
-                key = source.label, entry["dtype"] if runtime.dtype == "float32" else runtime.name
-                if key not in scores:
-                    scores[key] = source.score(run if runtime.runs_programs else reference)
-                entry |= scores[key]
     if not opened:
         raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
     return opened

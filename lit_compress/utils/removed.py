@@ -53,6 +53,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "push_to_hub": (None, "`hf upload USER/NAME OUT .` uploads the export"),
     "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
     "json": (None, "`report FOLDER` writes report/results.csv, with the same columns"),
+    "against": (None, "`evaluate MODEL` has the metric, `bench OUT --baseline OTHER` the times of two"),
     "texts": (None, "`python -m benchmarks.device.gpu` in a clone times texts of mixed lengths, padded and packed"),
     "model.blocks": (None, "--model.density 0.5 keeps half of the blocks"),
     "model.slicing": (None, "--model.density 0.84 keeps as much of a block as a slice of 25 %"),

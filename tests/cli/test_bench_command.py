@@ -10,8 +10,7 @@ import pytest
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.bench import _show, alternatives_table, times_table
-from lit_compress.export import bench as module
+from lit_compress.cli.bench import _show, times_table
 from lit_compress.export.runtimes import RUNTIMES, Runtime
 
 FEW = ["--runtimes", "eager", "--rounds", "3", "--batch", "1"]
@@ -54,29 +53,6 @@ def test_any_model_and_any_baseline(run, tmp_path, capsys):
     assert not (run / "retrain" / "net" / "bench.json").exists() and not capsys.readouterr().err
 
 
-def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(module.BenchedNet, "file", lambda self, form, dtype: self.folder)
-    for name, dtype in (("twin", "float32"), ("int8", "int8")):
-
-        def load(path, setting):
-            return RUNTIMES["eager"].load(module._load(path), setting)
-
-        monkeypatch.setitem(RUNTIMES, name, Runtime(name, ("torch",), load, "onnx", dtype))
-    shutil.copytree(run / "export", tmp_path / "one")
-    line = ["bench", str(run), "--runtimes", "eager", "twin", "int8", "--rounds", "2", "--batch", "1", "2",
-            "--length", "8", "--output", str(tmp_path)]  # fmt: skip
-    main([*line, "--against", str(tmp_path / "one")])
-    result, report = found(tmp_path), json.loads((run / "export" / "report.json").read_text())
-    assert list(result["nets"]) == ["dense", "one", "compressed"]
-    by_key = {(e["net"], e["runtime"]): e for e in result["programs"]}
-    for net, stage in (("dense", "dense"), ("one", "compressed"), ("compressed", "compressed")):
-        assert by_key[net, "eager"]["metric"] == pytest.approx(report[stage]["metric"])
-        assert by_key[net, "twin"]["metric"] == by_key[net, "int8"]["metric"] == by_key[net, "eager"]["metric"]
-    said = capsys.readouterr().out
-    assert "texts/s, 2 x 8" in said
-    assert "another model has the label 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
-
-
 def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):
     def load(folder, setting):
         eager = RUNTIMES["eager"].load(folder, setting)
@@ -103,6 +79,7 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
         (["/nowhere"], "bench: no folder '/nowhere'; give a run folder, an export or a model"),
         ([run, "--runtimes", "onx"], "--runtimes: unknown runtime 'onx'; did you mean 'onnx'?"),
         ([run, *FEW, "--texts", "9"], "texts: this option was removed in version 0.3; "),
+        ([run, *FEW, "--against", run], "against: this option was removed in version 0.3; "),
         ([run, "--batch", "0"], "batch: '0' is not a positive integer; the smallest is 1"),
         ([run, "--threads", "two"], "threads: 'two' is not a valid int"),
         ([run, "--lenght", "8"], "unknown option 'lenght'; did you mean 'length'?"),
@@ -155,27 +132,7 @@ def test_a_row_for_every_shape_and_runtime():
 
 
 def test_tables_are_printed(capsys):
-    _show(result(steady=False) | {"rounds": 30, "left_out": [], "metric": None}, Path("out"))
+    _show(result(steady=False) | {"rounds": 30, "left_out": []}, Path("out"))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 110 and any("4e-01! " in line and "4.4" in line for line in lines)
     assert lines[-2].startswith("?: the machine was busy") and any(line.startswith("!: its integers") for line in lines)
-
-
-def test_a_row_of_alternatives_has_what_was_measured():  # and the standard error, as other tables have
-    def program(net, runtime, metric, megabytes, **more):
-        return {"net": net, "runtime": runtime, "metric": metric, "bytes": megabytes and int(1e6 * megabytes),
-                "interval": [metric - 0.02, metric + 0.02], "far": False} | more  # fmt: skip
-
-    made = result()
-    made["metric"] = {"name": "accuracy", "mode": "max"}
-    made["programs"] = [
-        program("dense", "eager", 0.9, 91.2), program("compressed", "eager", 0.9, 12.3, far=True),
-        program("dense", "onnx", 0.8, None, interval=None),
-    ]  # fmt: skip
-    header, rows = alternatives_table(made)
-    assert header[3:] == ["MB", "ms, 1 x 23", "texts/s, 32 x 23"]
-    assert rows == [
-        ["dense", "eager", "0.9000 ± 0.0102", "91.2", "23.00", "43"],
-        ["compressed", "eager", "0.9000 ± 0.0102!", "12.3", "11.50", "87"],
-        ["dense", "onnx", "0.8000", "", "18.40", "54"],
-    ]

@@ -145,17 +145,13 @@ def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
     made_up(monkeypatch, "int8", lambda result: result + 3, **small)
     made_up(monkeypatch, "int8, near", lambda result: result + 0.01, **small)
     made_up(monkeypatch, "int8, broken", nan_of_several, **small)
-    monkeypatch.setattr(BenchedNet, "score", lambda source, run: {"metric": 0.5, "interval": None})
     monkeypatch.setattr(BenchedNet, "file", lambda source, form, dtype: source.folder)
     few = replace(FEW, batches=(1,), runtimes=("eager", "int8, near", "int8, broken", "int8"))
     result = bench({"compressed": NETS["dense"]}, few, data=SimpleNamespace)
     assert [left["what"] for left in result["left_out"]] == ["int8, broken of the compressed model"]
     assert [entry["far"] for entry in result["programs"]] == [False, False, True]
-    assert result["programs"][2]["difference"] > 0.25 and "metric" not in result["programs"][2]
+    assert result["programs"][2]["difference"] > 0.25
     assert len(result["shapes"][0]["times"]) == 3
-    few = replace(few, runtimes=("eager",))
-    result = bench({"compressed": NETS["dense"]}, few, data=SimpleNamespace, compared=True)
-    assert result["programs"][0]["metric"] == 0.5
 
 
 def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
