@@ -17,7 +17,6 @@ from lit_compress.export.table import markdown
 from lit_compress.models.files import LazyTensors, net_shapes
 from lit_compress.models.own_code import forget_code
 from lit_compress.models.storage import load_net, tied
-from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.hub import is_name
@@ -61,19 +60,17 @@ class Shared(tempfile.TemporaryDirectory[str]):
         return str, (self.name,)
 
 
-def load(folder: str | Path, *, device: str | torch.device | None = None) -> Compressed:
+def load(folder: str | Path) -> Compressed:
     """Load a compressed model: an export, or a finished run.
 
     Args:
         folder: that a command or ``save_pretrained`` wrote; or ``OWNER/NAME[@REVISION]`` of one on the hub.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if there is one; None for the
-            CPU, as in transformers.
 
     Returns:
-        The model in evaluation mode, in the dtype of the file.
+        The model on the CPU in evaluation mode, in the dtype of the file.
 
     Raises:
-        UserError: there is no such folder or name, no compressed model in it, or no such device on this machine.
+        UserError: there is no such folder or name, or no compressed model in it.
 
     Example:
         >>> small = load("runs/lpaf-sst2")  # doctest: +SKIP
@@ -83,8 +80,7 @@ def load(folder: str | Path, *, device: str | torch.device | None = None) -> Com
     given = find_target(str(folder), "load").folder
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
-    place = torch.device("cpu") if device is None else find_device(str(device), "device")
-    return move(with_export(given if is_name(str(folder)) else given.resolve()), place)
+    return with_export(given if is_name(str(folder)) else given.resolve())
 
 
 def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
@@ -92,7 +88,7 @@ def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
     net: Any = load_net(folder, as_stored=True)
     net.folder_holder, net.folder, path = temporary, folder, folder / "report.json"
     net.report = Report(read_json("load", path, dict) if path.is_file() else {})
-    net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
+    net.save_pretrained, net.push_to_hub = partial(_save, net), _push
     return net
 
 
@@ -125,11 +121,6 @@ def _is_as_exported(net: Compressed) -> bool:
     )
 
 
-def _push(net: Compressed, repo_id: str, private: bool | None = None) -> str:
-    """Upload what ``save_pretrained`` writes, with its card, to the Hugging Face hub, and return the address."""
-    from huggingface_hub import create_repo, upload_folder
-
-    with tempfile.TemporaryDirectory() as work:
-        net.save_pretrained(folder := Path(work) / "export")
-        create_repo(repo_id, private=private, exist_ok=True)
-        return str(upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns="*"))
+def _push(*_: Any, **__: Any) -> None:
+    """Refuse what the library's method would do: it creates a repository, and writes a card of its own."""
+    raise UserError("push_to_hub: save_pretrained(FOLDER), then `hf upload USER/NAME FOLDER .` uploads it")

@@ -81,19 +81,6 @@ def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_
     assert "| density" in str(small.report) and small.report._repr_markdown_().startswith("| SecondOrder on sst2")
 
 
-def test_a_push_uploads_what_is_saved(small, monkeypatch):
-    sent = {}
-
-    def upload(folder_path, **more):
-        return sent.update(more, files={path.name for path in folder_path.iterdir()}) or "address"
-
-    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **more: sent.update(more))
-    monkeypatch.setattr("huggingface_hub.upload_folder", upload)
-    assert small.push_to_hub("me/small", private=True) == "address" and sent["repo_id"] == "me/small"
-    assert sent["files"] == {path.name for path in small.folder.iterdir()} and "README.md" in sent["files"]
-    assert sent["private"] and sent["delete_patterns"] == "*"
-
-
 def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):
     other = copy.deepcopy(small)
     with torch.no_grad():
@@ -108,6 +95,8 @@ def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):
     (tmp_path / "full" / "thesis.tex").write_text("")
     with pytest.raises(lc.UserError, match="holds something that is not an export"):
         small.save_pretrained(tmp_path / "full")
+    with pytest.raises(lc.UserError, match="`hf upload USER/NAME FOLDER"):
+        small.push_to_hub("me/small", private=True)
 
 
 def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data, tmp_path, capsys):
