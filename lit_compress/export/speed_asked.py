@@ -70,15 +70,15 @@ class Place:
         return f"{name}, {' and '.join(f'{batch} x {length}' for batch, length in self.shapes)} tokens"
 
 
-def find_place(budget: Budget, choices: Choices, net: Model, length: int, texts: bool = True) -> Place:
+def find_place(budget: Budget, choices: Choices, net: Model, length: int) -> Place:
     """Return where the speed-up of a budget is measured: the runtime that it names, or the fastest of those installed.
 
     A format or a dtype that the choices name must be of the runtime. Of the dense ``net`` only shapes are read.
-    ``length`` is of the task's texts, ``texts``: there are some for training, which integers need.
+    ``length`` is of the task's texts.
 
     Raises:
-        UserError: the runtime is unknown or not installed, does not run the chosen number formats or this model; there
-            are no texts for it; the model reads fewer tokens.
+        UserError: the runtime is unknown or not installed, does not run the chosen number formats or this model; the
+            model reads fewer tokens.
     """
     batches = BATCHES[:1] if task_type_of_net(net.config).over_vocabulary else BATCHES  # logits of 32 texts take GB
     shapes = budget.shapes or tuple((batch, length) for batch in batches)
@@ -99,7 +99,7 @@ def find_place(budget: Budget, choices: Choices, net: Model, length: int, texts:
     errors = []
     for runtime in [name] if name else ORDER:
         try:
-            return Place(runtime, shapes, _choices_for(runtime, budget, choices, net, texts))
+            return Place(runtime, shapes, _choices_for(runtime, budget, choices, net))
         except UserError as error:
             errors.append(error)
     raise errors[-1]
@@ -109,7 +109,7 @@ def _refused(budget: Budget, why: str) -> UserError:
     return UserError(f"model.budget: '{budget.asked}' {why}")
 
 
-def _choices_for(name: str, budget: Budget, choices: Choices, net: Model, texts: bool) -> Choices:
+def _choices_for(name: str, budget: Budget, choices: Choices, net: Model) -> Choices:
     """Return the choices with the format and the dtype of the program that a runtime runs."""
     if name not in RUNTIMES:
         raise _refused(budget, f"has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
@@ -125,9 +125,6 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: Model, texts:
         raise _refused(budget, f"is for {name}, and --format {given} --dtype {choices.dtype} is not; {near}")
     fitting = replace(choices, format=form, dtype=dtype)
     fitting.check(net)
-    if fitting.integers and not texts and not net.can_generate():
-        why = "whose integers read the ranges of activations from training texts, and there are none"
-        raise _refused(budget, f"is for {name}, {why}; nearest: {name.replace('-int8', '')}")
     return fitting
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -156,10 +155,7 @@ Gains = list[dict[str, Any]]
 def speed_place(job: Job) -> Place:
     """Return where the speed-up of a budget is measured, as :func:`find_place`."""
     assert job.method.budget is not None
-    texts = False
-    with suppress(UserError):  # there is no training split
-        texts = job.data.train_size() > 0
-    return find_place(job.method.budget, job.choices, job.dense, job.length, texts)
+    return find_place(job.method.budget, job.choices, job.dense, job.length)
 
 
 def programs_of(job: Job) -> Programs:

@@ -33,8 +33,8 @@ def missing(monkeypatch, *packages):
     monkeypatch.setattr("lit_compress.export.runtimes.find_spec", lambda name: None if name in packages else True)
 
 
-def place(asked, net, choices=AS_IS, **more):
-    return find_place(parse_budget(asked), choices, net, 12, **more)
+def place(asked, net, choices=AS_IS):
+    return find_place(parse_budget(asked), choices, net, 12)
 
 
 def test_a_named_place(dense, all_installed):
@@ -47,7 +47,6 @@ def test_a_named_place(dense, all_installed):
 def test_the_fastest_that_is_installed_at_one_text_and_32(dense, all_installed, monkeypatch):
     found = place("speedup=3x", dense)
     assert found.runtime == "openvino-int8" and found.shapes == ((1, 12), (32, 12))
-    assert place("speedup=3x", dense, texts=False).runtime == "openvino"
     missing(monkeypatch, "openvino")
     assert place("speedup=3x", dense).runtime == "onnx-int8"
     missing(monkeypatch, "openvino", "onnxruntime")
@@ -82,11 +81,7 @@ def test_what_is_refused(asked, choices, words, dense, all_installed):
     assert str(stop.value).startswith(f"model.budget: '{asked}'") and words in str(stop.value)
 
 
-def test_what_is_not_installed_and_what_has_no_texts(dense, all_installed, monkeypatch):
-    with pytest.raises(UserError, match=r"training texts, and there are none; nearest: onnx$"):
-        place("speedup=5x@onnx-int8", dense, texts=False)
-    writes = make_net("llama", "plain_text")  # integers for its weights alone read no texts
-    assert place("speedup=5x@onnx-int8", writes, texts=False).runtime == "onnx-int8"
+def test_what_is_not_installed(dense, all_installed, monkeypatch):
     missing(monkeypatch, "openvino")
     with pytest.raises(UserError, match=r"is not installed; pip install openvino, or nearest here: onnx-int8$"):
         place("speedup=5x@openvino-int8", dense)
