@@ -86,7 +86,7 @@ class Distilling:
             epochs, recovery.rate or RATE, optimizer=classes.optimizer, lr_scheduler=classes.lr_scheduler
         )
         self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
-        check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
+        check_trainer(self.job.trainer)
 
     def fit(self, model: Path) -> None:
         """Run or continue the stage of the compressed ``model``, as :func:`run_stage`; the run has the teacher."""

@@ -56,7 +56,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     job.choices.check(net)
     if method.teacher:
         _check_given_teacher(method, net.config)
-    check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
+    check_trainer(trainer)
     data.devices = processes(trainer)
     data.prepare_data()
     check_sizes(method)

@@ -157,8 +157,8 @@ def processes(arguments: Mapping[str, Any]) -> int:
     return made.num_devices * made.num_nodes
 
 
-def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:
-    """Refuse arguments by which a stage of so many ``epochs`` has no steps, no last validation, or 16-bit weights."""
+def check_trainer(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments by which a stage has no steps, epochs without validation, or 16-bit weights."""
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
             f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, which is too coarse; "
@@ -170,11 +170,5 @@ def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> No
             raise UserError(f"trainer.{name}: 0 leaves nothing to do; nearest valid 1, or leave it out")
         if isinstance(value, int) and value >= 2**31:
             raise UserError(f"trainer.{name}: {value} is above {2**31 - 1}, the largest valid value; or leave it out")
-    every = arguments.get("check_val_every_n_epoch")
-    for stage, number in epochs.items():
-        if every is not None and number and (every < 1 or number % every):
-            near = max((n for n in range(1, number + 1) if number % n == 0 and n <= max(every, 1)), default=1)
-            raise UserError(
-                f"trainer.check_val_every_n_epoch: with {every} the last of the {number} epochs of {stage} would "
-                f"not be validated; nearest valid {near}"
-            )
+    if (every := arguments.get("check_val_every_n_epoch")) not in (None, 1):
+        raise UserError(f"trainer.check_val_every_n_epoch: {every}: every epoch is validated; nearest valid 1")
