@@ -290,9 +290,9 @@ def results(script: str) -> Path:
 
 
 def write(options: Any, name: str, result: dict[str, Any]) -> None:
-    """Write a result as NAME.json."""
+    """Write a result as NAME.json, with the commit of this checkout."""
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.results / f"{name}.json").write_text(json.dumps({"commit": commit(), **result}, indent=1) + "\n")
 
 
 def load(where: str | Path) -> list[dict[str, Any]]:
@@ -301,9 +301,20 @@ def load(where: str | Path) -> list[dict[str, Any]]:
     return [{"file": path.stem, **json.loads(path.read_text())} for path in sorted(folder.glob("*.json"))]
 
 
+def commit() -> str | None:
+    """Return the commit of this checkout, with ``-dirty`` if files differ; None outside a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    described = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+    )
+    return described.stdout.strip() or None
+
+
 def frame() -> dict[str, Any]:
     """Return versions, hardware and commit, for a result that is not a report."""
-    from lit_compress.export.report import commit, hardware, versions
+    from lit_compress.export.report import hardware, versions
 
     return {"versions": versions(), "hardware": hardware(), "commit": commit()}
 

@@ -149,7 +149,7 @@ def test_report_has_every_field(run):
     method, folder = run
     report = json.loads((folder / "report.json").read_text())
     assert report == json.loads((folder / "export" / "report.json").read_text())
-    assert {"task", "method", "metric", "dense", "compressed", "ratios", "config", "versions", "hardware", "commit",
+    assert {"task", "method", "metric", "dense", "compressed", "ratios", "config", "versions", "hardware",
             "stages"} <= report.keys()  # fmt: skip
     assert report["method"] == class_of(method).__name__
     assert report["metric"] == {"name": "accuracy", "mode": "max", "rows": 40, "available": 40}

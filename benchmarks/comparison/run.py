@@ -63,7 +63,7 @@ def collect(options: Any, task: str, out: Path) -> None:
     made = {
         "name": task, **kept, "config": {key: found["config"][key] for key in KEYS},
         "teachers_held_out": [found["held_out"] for found in teachers],
-        **{key: reports[0][key] for key in common.frame()},  # of the machine of the runs
+        **{key: reports[0][key] for key in ("versions", "hardware")},  # of the machine of the runs
     }  # fmt: skip
     stored = options.results / f"{task}.json"
     if stored.exists():

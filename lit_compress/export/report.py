@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -45,17 +44,6 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "accelerator": accelerator_name(),
     }
-
-
-def commit() -> str | None:
-    """Return the commit of this checkout, with ``-dirty`` if files differ; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    described = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-    )
-    return described.stdout.strip() or None
 
 
 @dataclass(frozen=True)
@@ -151,7 +139,7 @@ def build_report(
     return {
         "task": task.name, "method": method, "metric": metric,
         "dense": dense, "compressed": compressed, "ratios": ratios, "timing": timing, "stages": stages,
-        "config": config, "versions": versions(), "hardware": hardware(), "commit": commit(),
+        "config": config, "versions": versions(), "hardware": hardware(),
     }  # fmt: skip
 
 
