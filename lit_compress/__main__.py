@@ -21,7 +21,6 @@ OLD = {"validate": ["evaluate", "--split", "validation"], "test": ["evaluate", "
 def main(argv: list[str] | None = None) -> None:
     """Run one command; a user's mistake gives one line on stderr and exit code 2."""
     from lit_compress.utils.errors import UserError, nearest
-    from lit_compress.utils.removed import COMMANDS as REMOVED
 
     # Threads that wait for another one sleep: where it does not get a core, spinning ones would take it from it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
@@ -42,9 +41,6 @@ def main(argv: list[str] | None = None) -> None:
         if not argv or argv[0] in ("-h", "--help"):
             import_module("lit_compress.cli.lines").print_usage(COMMANDS)
             return
-        for words in (argv[0], " ".join(argv[:2])):
-            if words in REMOVED:
-                raise UserError(f"{words}: this command was removed in version 0.3; {REMOVED[words]}")
         argv = [*OLD.get(argv[0], argv[:1]), *argv[1:]]
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")

@@ -1,7 +1,7 @@
 """No option and no recipe of version 0.2.0 changes or is lost without a word.
 
 Version 0.2.0 wrote golden/options.json. An option that is there is an option today with the same default, or a line
-refuses it and says what to do. A recipe gives every option that is left the same value as before.
+refuses it. A recipe gives every option that is left the same value as before.
 """
 
 import functools
@@ -17,12 +17,12 @@ from mistakes import fails
 from quick import quick_runs
 
 from lit_compress import methods
-from lit_compress.__main__ import OLD, main
+from lit_compress.__main__ import COMMANDS, OLD, main
 from lit_compress.cli import catalogue
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import shipped
-from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
+from lit_compress.utils.removed import REMOVED, VALUES, removed
 
 FROZEN = json.loads((Path(__file__).parent / "golden" / "options.json").read_text())
 POSITIONS = {"export": ("run", "out"), "factorize": ("model", "out"), "bench": ("out",)}
@@ -59,8 +59,8 @@ def quick():
 def test_every_command_has_its_options_or_refuses_them(capsys):
     for command, names in FROZEN["commands"].items():
         command = OLD.get(command, [command])[0]
-        if command in COMMANDS:
-            assert COMMANDS[command] in fails(capsys, command, *(f"--{name}=1" for name in names[:1]))
+        if command not in COMMANDS:
+            assert f"unknown command '{command}'" in fails(capsys, command, *(f"--{name}=1" for name in names[:1]))
             continue
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -72,20 +72,18 @@ def test_every_command_has_its_options_or_refuses_them(capsys):
 
 
 @pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_option_is_refused_in_a_line_that_says_what_to_do(name, capsys):
+def test_a_removed_option_is_refused_in_one_line(name, capsys):
     typed, method = typed_for(name)
     line = fails(capsys, "plan", "--model", method, "--data.task", "sst2", f"--{typed}", "1")
-    assert line == f"error: {removed(typed)}" and REMOVED[name][1] in line
+    assert line == f"error: {removed(typed)}"
 
 
-@pytest.mark.parametrize(("name", "value"), VALUES)
-def test_a_removed_value_is_refused_in_a_line_that_says_what_to_do(name, value, capsys):
-    typed, start = name, ["factorize", *POSITIONS["factorize"]]
-    if name != "by_block":  # of a fit too
-        typed, method = typed_for(name)
-        start = ["plan", "--model", method]
-    line = fails(capsys, *start, "--data.task", "sst2", f"--{typed}", value)
-    assert removed_value(typed, value) in line and VALUES[name, value] in line
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALUES.items() for value in values])
+def test_a_removed_value_is_refused_in_one_line(name, value, capsys):
+    typed, method = typed_for(name)
+    assert f"{typed}: '{value}' is not a valid value of " in fails(
+        capsys, "plan", "--model", method, "--data.task", "sst2", f"--{typed}", value
+    )
 
 
 @pytest.mark.parametrize("method", FROZEN["methods"])

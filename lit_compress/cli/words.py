@@ -17,7 +17,7 @@ from typing import Any
 from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import Option
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.removed import removed, removed_value
+from lit_compress.utils.removed import removed
 
 ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help", "model.class_path": "model"}
 _SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools -> the option's last part
@@ -168,8 +168,6 @@ def converted(option: Option, texts: list[str]) -> Any:
     name, kind, text = option.name, option.kind.removesuffix(" | None"), texts[-1]
     if kind.startswith("list"):
         return [converted(replace(option, kind=kind[5:-1]), [text]) for text in texts]
-    if line := removed_value(f"--{name}", text):
-        raise UserError(line)
     if (choices := ["true", "false"] if kind == "bool" else choices_of(kind)) and text not in choices:
         raise UserError(f"{name}: '{text}' is not valid; {nearest(text, choices)}")
     try:
@@ -208,8 +206,6 @@ def check_names(command: str, options: Iterable[tuple[str, Any]], method: str | 
     for name, value in options:
         name = plain(name)
         of_class = re.match(rf".*?\.({'|'.join(CLASSES)})(?=\.|$)", name)
-        if known_line := removed_value(name, str(value)):
-            raise UserError(known_line)
         if name in ("model.task", "help"):
             raise UserError(f"{name}: follows from the data; give --data.task")
         # the class of a method of the user's own, or that an option names, alone knows its options

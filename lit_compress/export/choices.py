@@ -11,7 +11,6 @@ from lit_compress.export.runtimes import Dtype, Format
 from lit_compress.export.vocabulary import check_table
 from lit_compress.models.sites import Model
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.removed import removed_value
 
 Vocabulary = Literal["all", "data"]
 NEEDS: dict[Format, tuple[str, ...]] = {
@@ -67,8 +66,6 @@ class Choices:
         Raises:
             UserError: one of them, or a package is missing.
         """
-        if line := removed_value("export: --format", self.format):
-            raise UserError(line)
         if missing := ", ".join(name for name in NEEDS.get(self.format, ()) if find_spec(name) is None):
             raise UserError(
                 f"export: --format {self.format} needs {missing}; in the clone: pip install '.[{self.format}]'"

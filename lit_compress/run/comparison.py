@@ -20,7 +20,6 @@ from lit_compress.run.results import COMPARISON, read_record, read_report
 from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
-from lit_compress.utils.removed import KEYS
 
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
@@ -126,8 +125,6 @@ def _given(values: Mapping[str, Any], kind: Any, where: str, before: str = "") -
     known = [f.name for f in fields(kind) if f.name not in ("label", "stages")]
     given = {key: value for key, value in values.items() if value is not None}
     for key in values:
-        if key in KEYS:
-            raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {KEYS[key]}")
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
         fits, advice = _RULES.get(key, (None, ""))

@@ -144,7 +144,7 @@ def test_a_budget_is_searched_on_shapes_and_the_dtype_is_the_given_one(llama, da
         (["--budget", "speedup=2x"], "budget 'speedup=2x' is measured on the whole model; nearest: flops=0.5"),
         (["--method", "LLMPruner", "--density", "1"], "at density 1 nothing is compressed; nearest: 0.9"),
         (["--method", "LLMPruner", "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),
-        (["--by_block", "bfloat16"], "by_block 'bfloat16': this value was removed in version 0.3; states on disk are"),
+        (["--by_block", "bfloat16"], "by_block: 'bfloat16' is not valid"),
     ],
 )
 def test_what_cannot_go_by_blocks_is_one_line(llama, data, tmp_path, capsys, more, message):

@@ -137,7 +137,7 @@ def test_a_resumed_run_with_other_labels_of_its_calibration_is_refused(model, re
         if labels is None:
             main([*args, "--ckpt_path", "last"])
     assert len(asked) == 1
-    assert "labels: 'drawn' was removed in version 0.3; leave it out" in fails(capsys, *args, "--ckpt_path", "last")
+    assert "labels: 'drawn' was removed in version 0.3; see 'Removed'" in fails(capsys, *args, "--ckpt_path", "last")
     main(["evaluate", str(tmp_path / "run")])
 
 

@@ -138,10 +138,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (["factorize", *model, out, *data, "--axis", "both"], "axis: both has no effect with model.retrain.weighting"),
         (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
-        (
-            ["factorize", *model, out, *data, "--labels", "true"],
-            "labels: this option was removed in version 0.3; leave",
-        ),
+        (["factorize", *model, out, *data, "--labels", "true"], "labels: this option was removed in version 0.3; see"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--model.prune.examples", "101"],

@@ -27,8 +27,8 @@ def test_what_there_is(run, capsys):
 
 def test_mistakes(capsys, tmp_path):
     assert "has no run (report.json)" in fails(capsys, "list", tmp_path)
-    assert "list methods: this command was removed in version 0.3; `fit" in fails(capsys, "list", "methods")
-    assert "json: this option was removed in version 0.3; `report" in fails(capsys, "list", tmp_path, "--json")
+    assert "list: no folder 'methods'" in fails(capsys, "list", "methods")
+    assert "json: this option was removed in version 0.3; see" in fails(capsys, "list", tmp_path, "--json")
     assert "no folder" in fails(capsys, "report", tmp_path / "none")
 
 

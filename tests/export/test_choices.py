@@ -192,7 +192,6 @@ def test_a_program_of_eight_bits(export, data):
     [
         ({"dtype": "int8"}, "--format hf has no --dtype int8; give --format onnx or openvino"),
         ({"dtype": "int8", "format": "hf"}, "--format hf has no --dtype int8; give --format onnx or openvino"),
-        ({"format": "torch"}, "--format 'torch': this value was removed in version 0.3; --format onnx writes"),
         ({"dtype": "int4", "format": "onnx"}, "--format onnx has no --dtype int4; give --format openvino"),
         ({"max_drop": -0.5}, "--max_drop -0.5 is not a number of points; the smallest is 0"),
         ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
