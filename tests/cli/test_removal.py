@@ -126,7 +126,7 @@ def test_a_speed_up_out_of_reach_is_one_line_before_any_training(command, short_
 @pytest.mark.parametrize(
     ("lacks", "options", "line"),
     [
-        ("train", ("--budget", "speedup=2x@onnx-int8"), "training texts, and there are none; nearest: onnx"),
+        ("train", ("--budget", "speedup=2x@onnx-int8"), "has no split 'train'"),
         (
             "train",
             ("--weighting", "none", "--density", "0.5", "--format", "onnx", "--dtype", "int8"),
