@@ -138,7 +138,8 @@ def test_commands_and_functions(model: tuple[Path, list[str]], tmp_path: Path) -
             ask("bench", (bench["device"] == device, bench["left_out"]))
             net, tokenizer = lc.load(run), AutoTokenizer.from_pretrained(f"{run}/export")
             ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
-            moved = lc.load(run).to(torch.device(device, 0))
+            moved: Any = lc.load(run)
+            moved.to(torch.device(device, 0))
             assert (net.device.type, moved.device.type, moved.folder) == ("cpu", device, net.folder)
             inputs = {name: (column % 20).to(device) for name, column in make_inputs().items()}
             ask("lc.load", [round(x, 4) for x in moved(**inputs).logits.flatten().tolist()])
