@@ -342,4 +342,5 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
         stored["data"].setdefault("split_seed", stored["seed_everything"])  # 0.2 split a single file by this seed
     stored["model"] = without_removed(model, strict, "model")  # of a method of the user's own all options are left
     stored["export"] = without_removed(stored["export"], strict, "export")
+    without_removed({"trust_remote_code": stored.pop("trust_remote_code", None)}, strict)
     return stored  # type: ignore[no-any-return]

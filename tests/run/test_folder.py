@@ -85,7 +85,10 @@ def test_a_run_with_an_option_that_is_gone_is_read_and_does_not_go_on(tmp_path):
     assert run.recorded() == run.config() | {"run_dir": "a"} == CONFIG
     with pytest.raises(UserError, match=r"pivot: True was removed in version 0\.3; see .*another --run_dir"):
         run.check_same(CONFIG)
-    run.begin(CONFIG | {"export": CONFIG["export"] | {"pivot": False}})
+    run.begin(CONFIG | {"trust_remote_code": True})
+    with pytest.raises(UserError, match=r"trust_remote_code: True was removed .*another --run_dir"):
+        run.check_same(CONFIG)
+    run.begin(CONFIG | {"export": CONFIG["export"] | {"pivot": False}, "trust_remote_code": False})
     run.check_same(CONFIG)
     now = changed("model.init_args.retrain", {"removes": None})
     run.begin(now)
