@@ -75,6 +75,8 @@ def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Pa
         raise UserError("model: it is compressed already; give the model it was made from")
     if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
         raise UserError(f"model: it has a PEFT adapter, which is no part of its weights; {MERGE}")
+    if type(model).__module__.partition(".")[0] != "transformers":  # its files would be read as those of another class
+        raise UserError(f"model: {type(model).__name__} is no class of transformers; give one, or a folder")
     if settings := getattr(model.config, "quantization_config", None):
         raise UserError(f"model: it is quantized ({quantization_method(settings)}); {FLOAT}")
 

@@ -172,6 +172,9 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
             call(quantized, tokenizer, data)
         with pytest.raises(lc.UserError, match="a SimpleNamespace is an adapter; merge it first"):
             call(SimpleNamespace(merge_and_unload=None), tokenizer, data)
+    own = type("Own", (type(net),), {})(net.config)  # whose forward may be another one
+    with pytest.raises(lc.UserError, match="model: Own is no class of transformers"):
+        lc.factorize(own, tokenizer, data)
     found = lc.evaluate(quantized, tokenizer, data["validation"], task="sst2")  # its own answers need no file
     assert found == lc.evaluate(net, tokenizer, data["validation"], task="sst2")
 
