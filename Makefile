@@ -31,8 +31,9 @@ $(TESTED): $(READY)
 	touch $@
 
 quickstart: $(READY)
+	$(BIN)/python -m benchmarks.quickstart runs/made
 	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
-	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.task docstrings
+	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.path runs/made/areas --data.custom.label area
 	@echo "Next: $(BIN)/python -m lit_compress report runs/quickstart (a page), then your own model:"
 	@echo "  $(BIN)/python -m lit_compress fit --model.backbone MODEL --data.path FILE.csv --data.custom.text COLUMN --data.custom.label COLUMN"
 

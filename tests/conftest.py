@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # files whose tests run, write or load whole models, seconds each
-OF_RUNS = ("test_commands.py", "test_card.py", "test_own_code.py", "test_embedded.py", "test_splits.py",
+OF_RUNS = ("test_commands.py", "test_card.py", "test_own_code.py", "test_splits.py",
            "test_guard.py", "test_finite_steps.py", "test_distilling.py", "test_workers.py")  # fmt: skip
 
 

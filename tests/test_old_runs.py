@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mistakes import predicted
+from mistakes import fails, predicted
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
@@ -56,3 +56,13 @@ def test_a_stopped_run_goes_on(old, monkeypatch):
     records = [json.loads((old / name / "stages.json").read_text()) for name in ("sp3_stopped", "sp3")]
     assert [record["steps"] for record in records[0]] == [record["steps"] for record in records[1]]
     assert reports[0]["compressed"]["density"] == pytest.approx(reports[1]["compressed"]["density"], abs=0.005)
+
+
+@pytest.mark.parametrize("command", [["evaluate", "lpaf"], ["fit", "--run_dir", "lpaf", "--ckpt_path", "last"]])
+def test_a_run_on_data_that_the_package_made_is_refused_in_one_line(command, old, capsys):
+    config = old / "lpaf" / "config.yaml"
+    config.write_text(config.read_text().replace("task: sst2", "task: docstrings"))
+    more = [] if command[0] == "evaluate" else ["--model.backbone", "backbone", "--data.task", "sst2"]
+    assert fails(capsys, *command, *more) == (
+        f"error: run_dir: '{config}': task: 'docstrings' was removed in version 0.3; see 'Removed' in CHANGELOG.md"
+    )

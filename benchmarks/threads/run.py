@@ -32,7 +32,7 @@ def make_net(shape: str) -> Any:
     """Return a model with random weights."""
     if shape != "quickstart":
         return timing.random_bert(shape)
-    from lit_compress.models.embedded import BACKBONE
+    from benchmarks.quickstart import BACKBONE
 
     return timing.random_bert(timing.MINILM, vocab_size=4096, **BACKBONE)
 

@@ -25,7 +25,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import located
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
-from lit_compress.models.backbones import EMBEDDED, resolve
+from lit_compress.models.backbones import resolve
 from lit_compress.models.checks import trained_head
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
@@ -230,7 +230,7 @@ class CommandLine:
         own = "model" if self.line.command == "factorize" else "model.backbone"
         option = {"backbone": own, "teacher": "model.teacher"}
         before, known = (recorded or {}).get("model", {}).get("init_args", {}), (recorded or {}).get("data", {})
-        named = [name for name in option if init.get(name) not in (None, EMBEDDED) and is_name(init[name])]
+        named = [name for name in option if init.get(name) is not None and is_name(init[name])]
         for name in named:  # the teacher may be the same one as the backbone
             init[name] = _newest(init[name], before.get(name), *[init.backbone] * ("@" not in init[name]))
         if "backbone" in named:
@@ -243,12 +243,12 @@ class CommandLine:
             trained = "backbone" if own == "model" else "teacher"
             folder = model_snapshot(option[trained], init[trained]).folder if trained in named else init[trained]
             self.follow_head(Path(folder).expanduser())
-        record = self.build().data.record
-        if "backbone" not in named and init.backbone != EMBEDDED:
-            resolve(init.backbone, record, option["backbone"])  # is it a model, before data is asked for?
+        self.build()  # are all values valid?
+        if "backbone" not in named:
+            resolve(init.backbone, option["backbone"])  # is it a model, before data is asked for?
         for name in named:
             snapshot = model_snapshot(option[name], init[name])
-            self._folders[name] = resolve(str(snapshot.folder), record, option[name])
+            self._folders[name] = resolve(str(snapshot.folder), option[name])
             # a run of version 0.2 that knows no commit stays that run
             init[name] = init[name] if before.get(name) == init[name] else snapshot.pinned
         if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:

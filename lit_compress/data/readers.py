@@ -37,7 +37,7 @@ class Place:
 
     # a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json, .csv, .tsv
     # or .txt (one text a line, without labels); a downloaded repository; a folder that ``save_to_disk`` of the library
-    # datasets wrote; or a single file; None: the hub, or the package
+    # datasets wrote; or a single file; None: the hub
     path: str | None = None
     encoding: str | None = None  # of text files; None: UTF-8
     separator: str | None = None  # between the fields of text files; None: the usual one, or the header's

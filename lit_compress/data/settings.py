@@ -42,7 +42,7 @@ def _asked(settings: Any, **values: Any) -> Any:
     return replace(settings, **{name: value for name, value in values.items() if value is not None})
 
 
-def pooling_of(task: Task, backbone: str, teacher: str | None = None) -> Pooling:
+def pooling_of(backbone: str, teacher: str | None = None) -> Pooling:
     """Return the pooling of a run: of the model whose vectors are learned, the teacher, or, if that does not say it,
     the backbone; each a folder or a name.
 
@@ -51,7 +51,7 @@ def pooling_of(task: Task, backbone: str, teacher: str | None = None) -> Pooling
     """
     for name, option in ((teacher, "model.teacher"), (backbone, "model.backbone")):
         asks = name is not None and is_name(name) and name != DEFAULT  # the default backbone says nothing of pooling
-        if name and (found := read_pooling(Path(resolve(name, task) if asks else name).expanduser(), option)):
+        if name and (found := read_pooling(Path(resolve(name) if asks else name).expanduser(), option)):
             return found
     return Pooling()
 
@@ -60,7 +60,7 @@ class DataSettings(LightningDataModule):
     """Read a task's data, tokenise it once, and make batches of texts of similar length.
 
     Args:
-        task: name of the task, e.g. sst2; docstrings needs no download; custom is the user's own.
+        task: name of the task, e.g. sst2; custom is the user's own.
         backbone: folder or hub name whose tokenizer is used; follows model.backbone.
         path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
             text, .txt; a single file; a data set on the Hugging Face hub, OWNER/NAME[@REVISION], or the folder of a
@@ -137,7 +137,7 @@ class DataSettings(LightningDataModule):
         self.record = replace(self.record, spans=spans, writing=writing, split_words=custom.split_words)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
         if task_type(self.record).pools:
-            self._pool_as(pooling_of(self.record, backbone, teacher))
+            self._pool_as(pooling_of(backbone, teacher))
         _check_sizes(
             batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length, stride=stride,
             train_examples=train_examples, validation_examples=validation_examples, hold_out=hold_out,

@@ -1,4 +1,4 @@
-"""The sources of splits: a folder of files, one file, a data set of the hub or of datasets, or the package itself.
+"""The sources of splits: a folder of files, one file, a data set of the hub or of datasets.
 
 From every source a split becomes a dataset with the task's text columns and, if the rows have labels, the label
 column, as the type of task stores it: a class number, a float, ... Rows are counted from 1, without a header.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
 from lit_compress.data.readers import READERS, Place, Rows, check_names, from_table
-from lit_compress.models.embedded import load_texts
 from lit_compress.tasks import task_type
 from lit_compress.tasks.base import KIND
 from lit_compress.tasks.records import TASKS, Task
@@ -96,17 +95,9 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
     """
     path = place.folder
     if place.path is None:
-        repository = located(task.name, None, place.revision)
-        if repository is not None:
-            return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
-        return {
-            split: Source(
-                f"data.task: '{task.name}' split '{split}'",
-                partial(short_hash, rows),
-                partial(Rows, list(rows[0]), iter(rows)),
-            )
-            for split, rows in load_texts(task).items()
-        }
+        if (repository := located(task.name, None, place.revision)) is None:
+            raise UserError(f"data.task: '{task.name}' has no data on the hub; give --data.path")
+        return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
     if path.is_file():
         if (suffix := path.suffix.lower()) not in READERS:
             raise UserError(f"{place.where} is no {', '.join(READERS)}; {nearest(suffix, READERS)}; unpack archives")
@@ -142,7 +133,7 @@ def divided(task: Task, place: Place) -> str | None:
 
 
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
-    """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
+    """Return the data set of the hub that the options name, as a folder; None for local data.
 
     Without a path the data set of the ``task`` is meant; ``configuration`` is its part, if the task does not know it.
 

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import choice_lines, counted, markdown, speed_line
-from lit_compress.models.backbones import EMBEDDED, resolve
+from lit_compress.models.backbones import resolve
 from lit_compress.models.files import net_bytes, stored_dtype
 from lit_compress.models.own_code import read_settings
 from lit_compress.models.sites import Model
@@ -52,10 +52,10 @@ def license_of(backbone: str) -> str:
         return "unknown"
 
 
-def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
+def origin_of(backbone: str, teacher: str | None) -> dict[str, Any]:
     """Return the ``license`` of a backbone, and the ``dtype`` of its files, or a teacher's with their ``bytes``."""
     given, record = teacher or backbone, {"license": license_of(backbone)}
-    folder = Path(resolve(given, task))
+    folder = Path(resolve(given))
     return record | {"dtype": stored_dtype(folder)} | ({"bytes": net_bytes(folder)} if teacher else {})
 
 
@@ -71,7 +71,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     )  # fmt: skip
     data = ModelCardData(
         model_name=f"{name.rpartition('/')[2]}-{task.name}-{report['method'].lower()}",
-        base_model=name if name != EMBEDDED and can_be_a_repository(name) else None,
+        base_model=name if can_be_a_repository(name) else None,
         license=report.get("license", "unknown"), datasets=[hub[0]] if task.hub else None, library_name=kind.library,
         pipeline_tag=kind.pipeline, tags=["lit_compress", report["method"], "compressed"], eval_results=[result],
     )  # fmt: skip

@@ -51,8 +51,8 @@ class Method(MicroBatches, Fields):
 
     Args:
         task: name of the task; the data is read for the same one.
-        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here;
-            NAME@REVISION is a branch, a tag or a commit of it, without it main. A run keeps the commit.
+        backbone: folder or hub name of the pre-trained model; NAME@REVISION is a branch, a tag or a commit of it,
+            without it main. A run keeps the commit.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x (or
             speedup=3x@openvino-int8,32x128: in this runtime, for 32 texts of 128 tokens) or density=0.25.

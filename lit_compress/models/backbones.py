@@ -1,4 +1,4 @@
-"""Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
+"""Loading of backbones: from a folder, or by a hub name.
 
 A name becomes the folder of its snapshot (utils/hub.py) before anything is loaded.
 """
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.models import embedded
 from lit_compress.models.checks import (
     check_counts,
     check_head,
@@ -34,19 +33,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
-EMBEDDED = "embedded"
 DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
-def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder to load: for a name its snapshot of the hub; ``embedded`` is built. Messages name ``option``.
+def resolve(backbone: str, option: str = "model.backbone") -> str:
+    """Return the folder to load: for a name its snapshot of the hub. Messages name ``option``.
 
     Raises:
         UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; or
             it has a form that cannot be read, see :func:`~lit_compress.models.files.check_form`.
     """
-    if backbone == EMBEDDED:
-        return str(embedded.build_backbone(task))
     what = f"{option}: '{backbone}'"
     path = Path(backbone).expanduser()
     if path.is_dir() and (path / "config.yaml").is_file():
@@ -93,7 +89,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     from tokenizers.normalizers import Lowercase, Sequence
     from transformers import AutoTokenizer
 
-    name, what = resolve(backbone, task, option), f"{option}: '{backbone}'"
+    name, what = resolve(backbone, option), f"{option}: '{backbone}'"
     with _one_line("tokenizer", name, option):
         config = _read_config(what, Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -131,7 +127,7 @@ def load_config(name: str, task: Task, option: str = "model.backbone", trained: 
         UserError: as :func:`load_tokenizer`; or the model is compressed already, the architecture has no such head, or
             no record, or the trained head does not fit.
     """
-    folder, kind, what = Path(resolve(name, task, option)), task_type(task), f"{option}: '{name}'"
+    folder, kind, what = Path(resolve(name, option)), task_type(task), f"{option}: '{name}'"
     if trained:
         refuse_compressed(what, folder)
     with _one_line("configuration", str(folder), option):
@@ -170,7 +166,7 @@ def load_net(name: str, task: Task, option: str = "model.backbone", trained: boo
     """
     import torch
 
-    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
+    folder, kind, what = resolve(name, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     config, library = load_config(name, task, option, trained), logging.getLogger("transformers.modeling_utils")
     base: str = _auto_class(kind)._model_mapping[type(config)].base_model_prefix
@@ -208,9 +204,9 @@ def finetuned_on(backbone: str, task: Task) -> bool:
 
     If the labels are a teacher's vectors, the backbone's own, it always is.
     """
-    if task.wants_vectors or backbone == EMBEDDED:
-        return task.wants_vectors
-    folder = Path(resolve(backbone, task) if is_name(backbone) else backbone).expanduser()
+    if task.wants_vectors:
+        return True
+    folder = Path(resolve(backbone) if is_name(backbone) else backbone).expanduser()
     return is_finetuned(f"model.backbone: '{backbone}'", folder, task)
 
 

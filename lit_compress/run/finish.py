@@ -28,7 +28,7 @@ def one_shot(
 ) -> Export:
     """Return the export of ``net``, made of ``dense`` without training; ``more`` are fields of the report."""
     method, data = job.method, job.data
-    size = net_bytes(Path(resolve(method.backbone, method.task)))
+    size = net_bytes(Path(resolve(method.backbone)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
     budget = (method.budget, method.density) if method.budget else None
     more = more | {"license": license_of(method.backbone)}

@@ -340,6 +340,10 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
         raise UserError(f"{what} has no options in {broken}; it is broken")
     if "seed_everything" in stored and "data" in stored:
         stored["data"].setdefault("split_seed", stored["seed_everything"])  # 0.2 split a single file by this seed
+    try:
+        stored["data"] = without_removed(groups["data"], True, "data")  # without one of them other rows are read
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
     stored["model"] = without_removed(model, strict, "model")  # of a method of the user's own all options are left
     stored["export"] = without_removed(stored["export"], strict, "export")
     without_removed({"trust_remote_code": stored.pop("trust_remote_code", None)}, strict)

@@ -56,7 +56,7 @@ class Job:
         """The backbone without values, which nobody changes; one that is compressed already is refused."""
         method, what = self.method, f"model.backbone: '{self.method.backbone}'"
         refuse_compressed(what, Path(method.backbone).expanduser())
-        check_form(what, Path(resolve(method.backbone, method.task)), whole=True)
+        check_form(what, Path(resolve(method.backbone)), whole=True)
         config = load_config(method.backbone, method.task)
         net = without_values(lambda: empty_net(config))
         dense_sites(net, net)  # all models of its sizes are counted by it

@@ -214,7 +214,7 @@ def _finish_stage(
         **({} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}), **mark.get("notes", {}),
     }  # fmt: skip
     if name == "dense":
-        record |= origin_of(method.backbone, method.teacher, method.task)
+        record |= origin_of(method.backbone, method.teacher)
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
@@ -231,7 +231,7 @@ def _adopt_teacher(job: Job, run: Run) -> None:
         write_net(net, data, temporary)
     record = {"name": "dense", "metric": (metric := evaluate(net, data)), "initial": metric, "steps": 0}
     record |= {"teacher": as_shown(str(method.teacher)), "data": data.fingerprint()}
-    run.finish(record | origin_of(method.backbone, method.teacher, method.task))
+    run.finish(record | origin_of(method.backbone, method.teacher))
 
 
 def _check_teacher(job: Job, run: Run) -> None:

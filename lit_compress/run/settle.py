@@ -86,7 +86,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
 def _check_given_teacher(method: Method, config: Config) -> None:
     """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
     what = f"model.teacher: '{method.teacher}'"
-    check_form(what, Path(resolve(str(method.teacher), method.task, "model.teacher")), whole=True)
+    check_form(what, Path(resolve(str(method.teacher), "model.teacher")), whole=True)
     teacher = load_config(str(method.teacher), method.task, "model.teacher", trained=True)
     vectors = method.kind.loss == "vectors"
     if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:

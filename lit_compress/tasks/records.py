@@ -79,8 +79,7 @@ class Task:
     text: tuple[str, ...]  # names of the text columns: one or two; one of lists of words; or question and context
     labels: tuple[str, ...]  # names of the classes in order of their numbers; () without classes
     metrics: tuple[str, ...]  # names for ``build_metrics``; the first decides which epoch is best
-    # (repository, configuration) on the hub, the configuration None if there is only one; None: the data is made by
-    # the package, or is the user's
+    # (repository, configuration) on the hub, the configuration None if there is only one; None: the data is the user's
     hub: tuple[str, str | None] | None
     validation: tuple[str, ...] = ("validation",)  # dev splits on the hub; the first decides which epoch is best
     length: int = 32  # median tokens of a validation example, at which FLOPs and latency are measured
@@ -119,7 +118,6 @@ _EMOTIONS = (
     "disgust embarrassment excitement fear gratitude grief joy love nervousness optimism pride realization relief "
     "remorse sadness surprise neutral"
 )
-_AREAS = "concurrency files gui language network numbers testing text"
 _ENTITIES = "O B-PER I-PER B-ORG I-ORG B-LOC I-LOC B-MISC I-MISC"
 
 TASKS: dict[str, Task] = {
@@ -162,9 +160,6 @@ TASKS: dict[str, Task] = {
         Task("squad_v2", "span_qa", ("question", "context"), (), ("answer_f1", "exact_match"),
              ("rajpurkar/squad_v2", None), length=165, max_length=384, label="answers",
              spans=Spans(null_threshold=0.0)),
-        # needs no download: which area of the standard library a docstring comes from (models/embedded.py)
-        Task("docstrings", "classification", ("text",), tuple(_AREAS.split()), ("accuracy",), None, length=30,
-             max_length=64),
     )
 }  # fmt: skip
 

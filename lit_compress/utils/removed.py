@@ -29,7 +29,8 @@ REMOVED: dict[str, Any] = {
 }  # fmt: skip
 # last part of an option -> values that it had
 VALUES = {
-    "axis": ("element",), "format": ("torch",), "removes": ("auto", "blocks", "both"),
+    "axis": ("element",), "backbone": ("embedded",), "format": ("torch",), "task": ("docstrings",),
+    "removes": ("auto", "blocks", "both"),
     "weighting": ("importance", "scores_abs", "scores_all", "scores_raw", "scores_shifted", "mask"),
 }  # fmt: skip
 # options that could be null, and have their default now

@@ -2,10 +2,9 @@
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.settings import pooling_of
-from lit_compress.tasks.records import Custom, get_task
+from lit_compress.tasks.records import Custom
 from lit_compress.tasks.sentences import Pooling, write_pooling
 
-TASK = get_task("stsb_embedding")
 CLS, LAST = Pooling("cls", max_length=20), Pooling("lasttoken", normalize=False, max_length=20)
 
 
@@ -19,9 +18,9 @@ def sentence_model(folder, pooling):
 def test_the_way_of_the_teacher_counts(tmp_path):
     one, other = sentence_model(tmp_path / "cls", CLS), sentence_model(tmp_path / "last", LAST)
     (tmp_path / "plain").mkdir()
-    assert pooling_of(TASK, str(one)) == pooling_of(TASK, str(one), str(tmp_path / "plain")) == CLS
-    assert pooling_of(TASK, str(one), str(other)) == LAST
-    assert pooling_of(TASK, str(tmp_path / "plain")) == Pooling()
+    assert pooling_of(str(one)) == pooling_of(str(one), str(tmp_path / "plain")) == CLS
+    assert pooling_of(str(one), str(other)) == LAST
+    assert pooling_of(str(tmp_path / "plain")) == Pooling()
 
 
 def test_a_named_model_pools_as_its_repository_says(hub, tmp_path, tiny_backbone):

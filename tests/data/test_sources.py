@@ -171,14 +171,9 @@ def test_a_broken_saved_dataset(content, words, tmp_path):
         load(SST2, tmp_path / "set", ["train"])
 
 
-def test_rows_that_the_package_makes(monkeypatch):
-    rows = [{"text": "open a file", "label": 1}, {"text": "add numbers", "label": 4}]
-    monkeypatch.setattr("lit_compress.data.sources.load_texts", lambda task: {"train": rows, "test": rows[:1]})
-    task = get_task("docstrings")
-    assert load_split_files(task, Place(), ["train"])["train"].to_list() == rows
-    assert set(sources_at(task, Place(), [])) == {"train", "test"}
-    with pytest.raises(UserError, match=r"data\.task: 'docstrings' has no split 'validation'; valid: train, test"):
-        load_split_files(task, Place(), ["validation"])
+def test_a_task_without_data_of_its_own_needs_a_path():
+    with pytest.raises(UserError, match=r"data\.task: 'plain_text' has no data on the hub; give --data\.path"):
+        load_split_files(get_task("plain_text"), Place(), ["train"])
 
 
 # ------------------------------------------------------------------------------------------- data sets of the hub

@@ -1,15 +1,18 @@
-"""Data and a backbone that need no download: docstrings of the standard library, and a small BERT.
+"""The data and the backbone of ``make quickstart``, without a download: docstrings of Python, a small BERT.
 
-The task ``docstrings`` asks which area of the library a passage comes from. The sources are read with
-:mod:`ast`, never imported. Results are kept in the cache folder.
+    python -m benchmarks.quickstart [FOLDER]
+
+writes ``areas``, a folder of tables whose texts come from one area of the library each, and ``bert``, a 4-layer BERT
+with random weights and a tokenizer of these texts, into FOLDER (default: runs/made). A folder that is whole stays. The
+sources are read with :mod:`ast`, never imported; they depend on the version of Python.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
-import functools
+import csv
 import hashlib
-import json
 import re
 import sysconfig
 import warnings
@@ -17,9 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_compress.tasks.records import Task, get_task
-from lit_compress.utils.cache import build_once, cache_folder, short_hash
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.cache import build_once
 
 # Area -> its top-level modules. A module that this Python does not have is not read.
 AREAS: dict[str, str] = {
@@ -88,7 +89,7 @@ def _passages(docstring: str, module: str) -> Iterator[str]:
         yield " ".join(words)
 
 
-def _read_passages(files: list[tuple[str, str, Path]]) -> dict[str, list[dict[str, Any]]]:
+def _read_passages(files: list[tuple[str, str, Path]]) -> dict[str, list[tuple[str, str]]]:
     """Return the rows (text, area) by split; a text that occurs in two areas is left out."""
     area_of: dict[str, str | None] = {}
     for area, module, file in files:
@@ -96,65 +97,40 @@ def _read_passages(files: list[tuple[str, str, Path]]) -> dict[str, list[dict[st
             for text in _passages(docstring, module):
                 area_of[text] = area if area_of.get(text, area) == area else None
     kept: dict[str, int] = dict.fromkeys(AREAS, 0)
-    splits: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in SPLITS}
+    splits: dict[str, list[tuple[str, str]]] = {name: [] for name, _ in SPLITS}
     for digest, text in sorted((hashlib.sha256(text.encode()).digest(), text) for text in area_of):
         if (only := area_of[text]) is None or kept[only] == PER_AREA:
             continue
         kept[only] += 1
         percent = int.from_bytes(digest[:4]) % 100  # the same on every machine
-        splits[next(name for name, bound in SPLITS if percent < bound)].append({"text": text, "area": only})
+        splits[next(name for name, bound in SPLITS if percent < bound)].append((text, only))
     return splits
 
 
-@functools.lru_cache(maxsize=2)
-def _docstring_splits(cache: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of ``docstrings`` by split, from the cache if the same library was read before."""
+def read_splits() -> dict[str, list[tuple[str, str]]]:
+    """Return the rows (text, area) by split: no text is in two splits, and their order is always the same.
+
+    Raises:
+        SystemExit: the standard library has no sources here.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
     paths = sorted(path for name in area_of for path in (*root.glob(f"{name}.py"), *(root / name).rglob("*.py")))
     named = [(file.relative_to(root).parts[0].removesuffix(".py"), file) for file in paths]
     files = [(area_of[module], module, file) for module, file in named if not SKIPPED & {*file.relative_to(root).parts}]
     if not files:
-        raise UserError(f"data.task: 'docstrings' found no sources of the standard library in '{root}'")
-    sizes = [(str(file.relative_to(root)), file.stat().st_size) for _, _, file in files]
-    key = short_hash(AREAS, PASSAGE_WORDS, SHORTEST_PASSAGE, PER_AREA, SPLITS, sizes)
-
-    def fill(folder: Path) -> None:
-        (folder / "splits.json").write_text(json.dumps(_read_passages(files)), encoding="utf-8")
-
-    folder = build_once(cache / f"docstrings-{key}", fill)
-    splits: dict[str, list[dict[str, Any]]] = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
-    return splits
+        raise SystemExit(f"error: no sources of the standard library in '{root}'")
+    return _read_passages(files)
 
 
-def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows ``{"text": str, "label": int}`` by split of a task whose data the package makes itself.
-
-    No text is in two splits, and their order is always the same. They depend on the Python version that runs. A
-    UserError if the standard library has no sources here, or the cache cannot be written.
-    """
-    if task.name != "docstrings":
-        raise UserError(f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path")
-    splits = _docstring_splits(cache_folder())
-    return {
-        name: [{"text": row["text"], "label": task.labels.index(row["area"])} for row in rows]
-        for name, rows in splits.items()
-    }
-
-
-def build_backbone(task: Task) -> Path:
-    """Return the folder of a small random BERT and its tokenizer, made on first use, without a head.
-
-    The tokenizer is trained on the embedded training texts for every task; the weights are random with a fixed seed.
-    """
-    if task.max_length > (most := BACKBONE["max_position_embeddings"]):
-        raise UserError(
-            f"model.backbone: 'embedded' reads {most} tokens, task '{task.name}' has {task.max_length}; give another "
-            "backbone"
-        )
-    texts = [row["text"] for row in load_texts(get_task("docstrings"))["train"]]
-    key = short_hash(texts, VOCABULARY, BACKBONE, SEED, SPECIAL)
-    return build_once(cache_folder() / f"backbone-{key}", lambda folder: _write_backbone(folder, texts))
+def write(folder: Path) -> None:
+    """Write the tables and the backbone into ``folder``."""
+    splits = read_splits()
+    (folder / "areas").mkdir()
+    for name, rows in splits.items():
+        with (folder / "areas" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "area"), *rows])
+    _write_backbone(folder / "bert", [text for text, _ in splits["train"]])
 
 
 def _write_backbone(folder: Path, texts: list[str]) -> None:
@@ -162,6 +138,9 @@ def _write_backbone(folder: Path, texts: list[str]) -> None:
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertConfig, BertModel, BertTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -181,3 +160,15 @@ def _write_backbone(folder: Path, texts: list[str]) -> None:
     with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
         torch.manual_seed(SEED)
         BertModel(config).save_pretrained(folder)
+
+
+def main() -> None:
+    """Write the folder if it is not there."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.quickstart", description=__doc__, formatter_class=form)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/made"), metavar="FOLDER")
+    print(build_once(parser.parse_args().folder, write))
+
+
+if __name__ == "__main__":
+    main()
