@@ -22,7 +22,6 @@ from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
-from lit_compress.tasks.sentences import read_dense
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import track
@@ -75,7 +74,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         # also how vectors are made, as this key is all that a run that continues compares
         *([task.pooling.tokens] if task_type(task).pools else []),
         *(["split"] if task.split_words else []),
-        *filter(None, (task.pooling.prompt, task.pooling.dim, len(task.pooling.dense))),
+        *filter(None, (task.pooling.prompt, task.pooling.dim)),
     )
 
 
@@ -130,11 +129,7 @@ def add_targets(
     net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "model.teacher")
     tokenizer = load_tokenizer(teacher, task, "model.teacher")
     read = encode(rows, tokenizer, task, max_length)
-    after = ((dense.weight, dense.bias) for dense in map(read_dense, map(Path, task.pooling.dense)))
-    dense = [short_hash(weight.tolist(), None if bias is None else bias.tolist()) for weight, bias in after]
-    key = short_hash(
-        TARGETS, key, encoding_key(rows, tokenizer, task, max_length), digest_of(net.state_dict().items()), *dense
-    )
+    key = short_hash(TARGETS, key, encoding_key(rows, tokenizer, task, max_length), digest_of(net.state_dict().items()))
 
     def fill(folder: Path) -> None:
         batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])

@@ -13,9 +13,7 @@ The texts of a row go through the model as rows of one batch: the first row's, t
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from lit_compress.numerics.vectors import pool
 from lit_compress.tasks.base import Batch, Columns, Metrics, Model, TaskType, Tokenizer, token_columns
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.regression import Regression
-from lit_compress.tasks.sentences import STATES, VECTORS, Dense, Pooling, read_dense
+from lit_compress.tasks.sentences import STATES, VECTORS, Pooling
 from lit_compress.utils.errors import UserError
 
 _ENDS = ("", "_2", "_3")  # of the columns of a row's texts
@@ -69,28 +67,12 @@ class Embedding(TaskType):
         """Return the type with the task's way of making vectors."""
         return Embedding(task.pooling)
 
-    @cached_property
-    def dense(self) -> list[Dense]:
-        """The Dense modules that follow the pooling."""
-        with torch.inference_mode(False):  # their weights also serve where gradients are needed
-            return [read_dense(Path(folder)) for folder in self.pooling.dense]
-
     def make(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors [rows, width] of the last layer's states [rows, tokens, hidden size], by the texts' mask.
 
         They have length 1 if the model normalizes them before it cuts them.
-
-        Raises:
-            UserError: a Dense module cannot be read, or reads vectors of another width.
         """
         vectors = pool(states, mask, self.pooling.tokens)
-        for dense in self.dense:
-            if vectors.shape[-1] != dense.weight.shape[1]:
-                raise UserError(
-                    f"data.pooling: '{self.pooling.tokens}' makes {vectors.shape[-1]} numbers, the Dense module after "
-                    f"it reads {dense.weight.shape[1]}"
-                )
-            vectors = dense(vectors)
         vectors = F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors
         return vectors[..., : self.pooling.dim]
 

@@ -1,7 +1,7 @@
 """How a sentence model makes a vector of the states of its tokens: one record, read from the model's folder.
 
 The folder is one of sentence-transformers: ``modules.json`` names the steps after the model, each with a folder of its
-own. These can be represented: Pooling, any number of Dense, Normalize. Others are refused.
+own. These can be represented: Pooling, Normalize. Others are refused.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from lit_compress.numerics.vectors import POOLINGS
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_json, write_json
@@ -21,7 +17,7 @@ from lit_compress.utils.files import read_json, write_json
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
 SETTINGS = "config_sentence_transformers.json"
-_CAN = "Pooling, Dense and Normalize, in this order, can be kept"
+_CAN = "Pooling and Normalize, in this order, can be kept"
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,6 @@ class Pooling:
 
     tokens: str = "mean"  # one of ``POOLINGS``
     normalize: bool = True  # predictions and exports divide vectors by their length; losses and metrics always do
-    dense: tuple[str, ...] = ()  # folders of the Dense modules through which the pooled vector goes
     dim: int | None = None  # first components that are kept of the finished vector; None: all
     prompt: str = ""  # is put before every text
     lower: bool = False  # texts are read in lower case, whatever the tokenizer does
@@ -44,21 +39,6 @@ class Pooling:
     def __post_init__(self) -> None:
         if self.tokens not in POOLINGS:
             raise UserError(f"data.pooling: unknown '{self.tokens}'; {nearest(self.tokens, POOLINGS)}")
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A Dense module: ``activation(x @ weight.T + bias)``."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
-    activation: str  # full name of a class of ``torch.nn``
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the module's output [..., out] for vectors [..., in]."""
-        bias = None if self.bias is None else self.bias.to(vectors)
-        kind = getattr(nn, self.activation.rpartition(".")[2])
-        return kind()(F.linear(vectors, self.weight.to(vectors), bias))
 
 
 def read_pooling(folder: Path, option: str) -> Pooling | None:
@@ -76,7 +56,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         if not (folder / str(path)).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{what} names a module outside of its folder, '{path}' (modules.json)")
     names = [name for name, _ in modules]
-    usual = ["Transformer", "Pooling", *["Dense"] * names.count("Dense"), *["Normalize"] * ("Normalize" in names)]
+    usual = ["Transformer", "Pooling", *["Normalize"] * ("Normalize" in names)]
     if names != usual:
         raise UserError(f"{what} makes vectors by {', '.join(names)} (modules.json); {_CAN}")
     if modules[0][1]:
@@ -86,9 +66,6 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     tokens = first.get("pooling_mode") or [OLDER_NAMES.get(key, key) for key in older] or "mean"
     if not first.get("include_prompt", True):
         raise UserError(f"{what} leaves the prompt out of the pooling (include_prompt), which no export can; {_CAN}")
-    dense = tuple(str((folder / path).resolve()) for name, path in modules if name == "Dense")
-    for path in dense:
-        _activation(Path(path), what)
     settings = read_object(folder / SETTINGS, what, {})
     own = [read_object(path, what) for path in sorted(folder.glob("sentence_*_config.json"))]
     read = own[0] if own else {}
@@ -102,8 +79,8 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         if default is not None and default not in prompts:
             raise UserError(f"default_prompt_name '{default}' is none of its prompts; {nearest(default, prompts)}")
         return Pooling(
-            tokens if isinstance(tokens, str) else "+".join(tokens), "Normalize" in names, dense,
-            settings.get("truncate_dim"), prompts.get(default) or "", bool(read.get("do_lower_case")),
+            tokens if isinstance(tokens, str) else "+".join(tokens), "Normalize" in names, settings.get("truncate_dim"),
+            prompts.get(default) or "", bool(read.get("do_lower_case")),
             read.get("max_seq_length") or limit, settings.get("similarity_fn_name") or "cosine",
             tuple((name, text or "") for name, text in prompts.items()), default,
             tuple((key, read[key]) for key in LENGTHS if read.get(key) is not None),
@@ -138,48 +115,12 @@ def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> d
     return usual if usual is not None and not path.is_file() else read_json(what, path, dict)
 
 
-def _activation(folder: Path, what: str) -> str:
-    """Return the activation of the Dense module in a folder; refuse one that does more than :class:`Dense`."""
-    config = read_object(folder / "config.json", what)
-    activation = str(config.get("activation_function", "torch.nn.Tanh"))
-    kind = getattr(nn, activation.rpartition(".")[2], None)
-    if not (activation.startswith("torch.nn.") and isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise UserError(f"{what}: its Dense module has the activation '{activation}'; one of torch.nn can be kept")
-    inputs = {config.get(f"module_{end}_name") or VECTORS for end in ("input", "output")}
-    if inputs != {VECTORS} or config.get("use_residual"):
-        raise UserError(f"{what}: its Dense module does more than activation(Wx + b) to the vector, which is not kept")
-    return activation
-
-
-def read_dense(folder: Path) -> Dense:
-    """Return the Dense module in a folder.
-
-    Raises:
-        UserError: its files are missing or broken, or it does more.
-    """
-    from safetensors.torch import load_file
-
-    what, path = f"Dense module '{folder}'", folder / "model.safetensors"
-    activation = _activation(folder, what)
-    try:
-        tensors = load_file(path) if path.is_file() else torch.load(folder / "pytorch_model.bin", weights_only=True)
-        return Dense(tensors["linear.weight"], tensors.get("linear.bias"), activation)
-    except Exception as error:  # safetensors and torch raise many classes
-        reason = str(error).strip().split("\n")[0][:160]
-        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason})") from error
-
-
 def write_pooling(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:
     """Write ``modules.json`` and the folders it names, so that ``SentenceTransformer(folder)`` gives the same vectors.
 
     The model's states have ``width`` numbers; texts longer than ``max_length`` tokens are cut.
-
-    Raises:
-        UserError: as :func:`read_dense`.
     """
-    from safetensors.torch import save_file
-
-    names = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense), *["Normalize"] * pooling.normalize]
+    names = ["Transformer", "Pooling", *["Normalize"] * pooling.normalize]
     paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
     write_json(folder / "modules.json", [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
@@ -188,15 +129,6 @@ def write_pooling(folder: Path, width: int, max_length: int, pooling: Pooling) -
     (folder / paths[1]).mkdir(exist_ok=True)
     said = {f"{OLDER}{key}": OLDER_NAMES.get(key, key) == pooling.tokens for key in (*OLDER_NAMES, "lasttoken")}
     write_json(folder / paths[1] / "config.json", {"word_embedding_dimension": width, **said})
-    for source, path in zip(pooling.dense, paths[2:], strict=False):
-        dense, place = read_dense(Path(source)), folder / path
-        place.mkdir(exist_ok=True)
-        write_json(place / "config.json", {
-            "in_features": dense.weight.shape[1], "out_features": len(dense.weight), "bias": dense.bias is not None,
-            "activation_function": dense.activation,
-        })  # fmt: skip
-        tensors = {"linear.weight": dense.weight} | ({} if dense.bias is None else {"linear.bias": dense.bias})
-        save_file({name: value.contiguous() for name, value in tensors.items()}, place / "model.safetensors")
     lengths = {"max_seq_length": max_length, **dict(pooling.lengths)}
     write_json(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": pooling.lower})
     write_json(folder / SETTINGS, {

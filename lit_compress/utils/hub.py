@@ -108,15 +108,13 @@ def model_snapshot(option: str, text: str) -> Snapshot:
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
-    """Return the files of PyTorch weights in a repository and its modules: safetensors, where there are none pickles.
+    """Return the files of PyTorch weights in a repository: safetensors, where there are none pickles.
 
     >>> weights_among(["model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "2_Dense/pytorch_model.bin"])
-    ['model.safetensors', '2_Dense/pytorch_model.bin']
+    ['model.safetensors']
     """
-    known = re.compile(r"(\d+_[^/]*/)?(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
-    found = list(filter(None, map(known.fullmatch, names)))
-    safe = {match[1] for match in found if match[4] == "safetensors"}  # folders
-    return [match[0] for match in found if match[4] == "safetensors" or match[1] not in safe]
+    found = list(filter(re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)").fullmatch, names))
+    return [name for name in found if name.endswith(".safetensors")] or found
 
 
 def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:

@@ -16,7 +16,7 @@ from lit_compress.utils.manifest import write_manifest
 
 NAMES = {
     "config.json", "structure.json", "report.json", "README.md", "model-00001-of-00002.safetensors", "tokenizer.json",
-    "modeling_compressed.py", "1_Pooling/config.json", "2_Dense/model.safetensors", "model.onnx",
+    "modeling_compressed.py", "1_Pooling/config.json", "2_Module/model.safetensors", "model.onnx",
 }  # fmt: skip
 
 
@@ -56,9 +56,9 @@ def test_a_manifest_names_nothing_outside(name, files):
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("notes.txt", "../secret/config.json"), ("README.md", "../secret/config.json"), ("3_Dense", "../secret"),
-     ("vocab.txt", "../../blobs/secret"), ("vocab.txt", "../x"), ("2_Dense/config.json", "../../secret/config.json"),
-     ("4_Dense", "1_Pooling")],
+    [("notes.txt", "../secret/config.json"), ("README.md", "../secret/config.json"), ("3_Module", "../secret"),
+     ("vocab.txt", "../../blobs/secret"), ("vocab.txt", "../x"), ("2_Module/config.json", "../../secret/config.json"),
+     ("4_Module", "1_Pooling")],
 )  # fmt: skip
 def test_a_link_out_of_the_folder_is_refused(name, to, listed, files):
     (files / name).unlink(missing_ok=True)
@@ -71,9 +71,9 @@ def test_a_link_out_of_the_folder_is_refused(name, to, listed, files):
 
 
 def test_a_file_of_a_linked_folder_is_refused(files):
-    (files / "3_Dense").symlink_to("../secret")
-    (files / "manifest.json").write_text(json.dumps({"files": {"3_Dense/config.json": {"bytes": 6, "sha256": "0"}}}))
-    with pytest.raises(UserError, match=r"x: '3_Dense/config.json' is a link to '.*remove it"):
+    (files / "3_Module").symlink_to("../secret")
+    (files / "manifest.json").write_text(json.dumps({"files": {"3_Module/config.json": {"bytes": 6, "sha256": "0"}}}))
+    with pytest.raises(UserError, match=r"x: '3_Module/config.json' is a link to '.*remove it"):
         export_files("x", files)
 
 

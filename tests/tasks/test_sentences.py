@@ -64,10 +64,6 @@ def _save(folder, net, mode="mean", modules=(), settings=None, own=None, **optio
     return folder
 
 
-def _dense(width, out, kind=torch.nn.Tanh, bias=True, **more):
-    return lambda library: library.Dense(width, out, bias=bias, activation_function=kind(), **more)
-
-
 def _normalize(library):
     return library.Normalize()
 
@@ -76,8 +72,6 @@ MODELS = {
     "mean": {},
     "cls": {"mode": "cls", "modules": [_normalize]},
     "last": {"mode": "lasttoken", "modules": [_normalize]},
-    "dense": {"modules": [_dense(32, 12), _normalize]},
-    "two dense": {"modules": [_dense(32, 48, torch.nn.Identity, bias=False), _dense(48, 8, torch.nn.GELU)]},
     "prompt": {"prompts": {"query": "a film ", "document": ""}, "default_prompt_name": "query"},
     "cut": {"modules": [_normalize], "truncate_dim": 10, "similarity_fn_name": "dot"},
     "lower": {"own": {"do_lower_case": True}},
@@ -124,7 +118,7 @@ def test_vectors_are_those_of_sentence_transformers(place, texts, tmp_path, base
 def test_programs_give_the_vectors(place, texts, tmp_path):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
     pytest.importorskip("onnxruntime")
-    model = _save(tmp_path / "model", place / "qwen3", mode="lasttoken", modules=[_dense(32, 12)])
+    model = _save(tmp_path / "model", place / "qwen3", mode="lasttoken", modules=[_normalize])
     data = data_of(place, model)
     net = load_finetuned(str(model), data.record)
     made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
@@ -142,7 +136,7 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
     """Its teacher's way, not its backbone's; it is evaluated and exports the same when both are gone."""
     import sentence_transformers
 
-    teacher = _save(tmp_path / "teacher", place / "bert", "cls", modules=[_dense(32, 12)], truncate_dim=10)
+    teacher = _save(tmp_path / "teacher", place / "bert", "cls", modules=[_normalize], truncate_dim=10)
     backbone = _save(tmp_path / "backbone", place / "bert", "lasttoken")
     main(["fit", "--model", "SVD", "--model.density", "1.0", "--model.backbone", str(backbone), "--model.teacher",
           str(teacher), "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
@@ -162,9 +156,9 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
     "made, line",
     [
         ({"modules": [lambda library: library.LayerNorm(32)]}, "by Transformer, Pooling, LayerNorm .modules.json."),
-        ({"modules": [_normalize, _dense(32, 8)]}, "Pooling, Dense and Normalize, in this order, can be kept"),
+        ({"modules": [lambda library: library.Dense(32, 8)]}, "Pooling, Dense .modules.json.; Pooling and Normalize"),
+        ({"modules": [_normalize, _normalize]}, "Pooling and Normalize, in this order, can be kept"),
         ({"settings": {"include_prompt": False}}, "leaves the prompt out of the pooling"),
-        ({"modules": [_dense(32, 8, use_residual=True)]}, "does more than activation.Wx . b."),
         ({"settings": {"pooling_mode": "attention"}}, "unknown 'attention'; valid: cls, mean, lasttoken"),
         ({"mode": "max"}, "unknown 'max'; valid: cls, mean, lasttoken"),
         ({"mode": ("mean", "cls")}, "unknown 'mean.cls'; "),
@@ -179,19 +173,15 @@ def test_other_ways_to_make_vectors_are_refused(place, tmp_path, made, line):
 
 
 def test_broken_files_are_named(place, tmp_path):
-    model = _save(tmp_path / "model", place / "bert", modules=[_dense(32, 12)])
-    (model / "2_Dense" / "model.safetensors").write_text("no tensors")
-    data = data_of(place, model)
-    with pytest.raises(UserError, match=r"Dense module '.*2_Dense' cannot be read"):
-        data.setup("fit")
+    model = _save(tmp_path / "model", place / "bert")
     modules = (model / "modules.json").read_text()
-    shutil.move(model / "2_Dense", tmp_path / "elsewhere")
-    for path in ("../elsewhere", str(tmp_path / "elsewhere"), "2_Dense"):  # the last is a link
-        (model / "modules.json").write_text(modules.replace("2_Dense", path))
+    shutil.move(model / "1_Pooling", tmp_path / "elsewhere")
+    for path in ("../elsewhere", str(tmp_path / "elsewhere"), "1_Pooling"):  # the last is a link
+        (model / "modules.json").write_text(modules.replace("1_Pooling", path))
         with pytest.raises(UserError, match=r"names a module outside of its folder, '.*' \(modules.json\)"):
             data_of(place, model)
-        if path != "2_Dense" and not (model / "2_Dense").exists():
-            (model / "2_Dense").symlink_to(tmp_path / "elsewhere")
+        if path != "1_Pooling" and not (model / "1_Pooling").exists():
+            (model / "1_Pooling").symlink_to(tmp_path / "elsewhere")
     (model / "modules.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"model.backbone: '.*': its modules.json is broken"):
         data_of(place, model)

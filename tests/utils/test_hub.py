@@ -18,9 +18,10 @@ def names(folder):
 
 
 def test_only_what_is_needed_comes(hub):
-    modules = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x"}
+    modules = {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
     other = {"pytorch_model.bin": b"x", "tf_model.h5": b"x", "onnx/model.onnx": b"x", "onnx/config.json": b"{}",
-             "model.fp16.safetensors": b"x", "consolidated.safetensors": b"x"}  # fmt: skip
+             "model.fp16.safetensors": b"x", "consolidated.safetensors": b"x",
+             "2_Dense/model.safetensors": b"x"}  # fmt: skip
     modules |= {"code.py": b"x"}  # of an export, which transformers runs
     commit = hub.add("me/net", FILES | modules | other)
     found = model_snapshot(OPTION, "me/net")
