@@ -109,7 +109,7 @@ class DataModule(DataSettings):
         one_text, available = task_type(self.record).one_text, len(rows)
         rows = rows if one_text else self._limited(name, rows)
         key = encoding_key(rows, self.tokenizer, self.record, max_length)
-        encoded = encode(rows, self.tokenizer, self.record, max_length)
+        encoded = encode(rows, self.tokenizer, self.record, max_length, key)
         if one_text and len(some := self._limited(name, encoded)) < len(encoded):
             encoded, key = some, short_hash(key, len(some))
         if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):

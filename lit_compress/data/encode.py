@@ -78,15 +78,19 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
     )
 
 
-def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
+def encode(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int, key: str | None = None
+) -> Dataset:
     """Return checked rows as :meth:`TaskType.encode` makes inputs of them, in their order, read from disk.
+
+    ``key`` is that of :func:`encoding_key`, for which all rows are read; None: it is computed.
 
     Raises:
         UserError: the cache folder cannot be written.
     """
     from datasets import Dataset, concatenate_datasets
 
-    key = encoding_key(dataset, tokenizer, task, max_length)
+    key = key or encoding_key(dataset, tokenizer, task, max_length)
 
     def fill(folder: Path) -> None:
         own = copy.deepcopy(tokenizer)  # a call changes its settings, also in the file that exports have of it
@@ -128,8 +132,9 @@ def add_targets(
     name = Path(teacher).expanduser()
     net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "model.teacher")
     tokenizer = load_tokenizer(teacher, task, "model.teacher")
-    read = encode(rows, tokenizer, task, max_length)
-    key = short_hash(TARGETS, key, encoding_key(rows, tokenizer, task, max_length), digest_of(net.state_dict().items()))
+    own = encoding_key(rows, tokenizer, task, max_length)
+    read = encode(rows, tokenizer, task, max_length, own)
+    key = short_hash(TARGETS, key, own, digest_of(net.state_dict().items()))
 
     def fill(folder: Path) -> None:
         batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])
