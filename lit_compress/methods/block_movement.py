@@ -5,29 +5,27 @@ https://arxiv.org/abs/2109.04838; open points follow https://github.com/huggingf
 
     hybrid   one score S_B per block of b x b weights in the matrices of the attentions, and one per neuron, for its row
              of the first matrix of the feed-forward network and its column of the second
-             W' = M * W,  M = [sigmoid(S) > tau] on each block,  dL/dS_B = sum_ij in B of dL/dW'_ij W_ij
-             L = (1 - alpha) L_task + alpha KL(teacher || student) + lambda ||sigmoid(S)||_1 per type of sub-layer
-             tau and lambda rise from 0 along movement pruning's cubic          (``form soft``; stages/movement.py)
+             W' = M * W,  dL/dS_B = sum_ij in B of dL/dW'_ij W_ij                          (stages/movement.py)
+             L = (1 - alpha) L_task + alpha KL(teacher || student)
     filled   heads and neurons that are empty are cut away, the blocks that were masked in the other heads are weights
              again, and the model is fine-tuned with the teacher
 
 Stages: dense (the teacher) -> prune (hybrid) -> retrain (filled). With ``prune.fill`` False it ends with prune.
 
 Deviations:
-    - The published threshold and penalty give some density; a budget needs a given one. So by default (``form hard``)
-      M keeps the best v(t) of all blocks and neurons together, ranked by S, each counted with its weights, without a
-      penalty: movement pruning's top-v with one ranking. ``soft`` is the published form.
+    - The published M = [sigmoid(S) > tau], with lambda ||sigmoid(S)||_1 in L, gives some density; a budget needs a
+      given one. So M keeps the best v(t) of all blocks and neurons together, ranked by S, each counted with its
+      weights, without a penalty: movement pruning's top-v with one ranking.
     - A head without values (no block of v) or without readers (no block of o) adds nothing that depends on the text.
-      Its other blocks are of no use: hard gives their place to the next best ones, and the export cuts the head.
-    - Filling a head adds to the weights. So that the filled model has the density, hard rounds the blocks of all
-      attentions to a whole number of heads, the neurons get the rest, and that many heads are filled: those with the
-      most blocks. The blocks of the others are dropped, which the paper does not do. After soft every head that is not
-      empty is filled, as in the paper, and the density may be missed.
+      Its other blocks are of no use: their place goes to the next best ones, and the export cuts the head.
+    - Filling a head adds to the weights. So that the filled model has the density, the blocks of all attentions are
+      rounded to a whole number of heads, the neurons get the rest, and that many heads are filled: those with the most
+      blocks. The blocks of the others are dropped, which the paper does not do.
     - Blocks to be filled begin at zero: the filled model computes the same as the pruned one, except dropped heads. We
       did not find where the authors let them begin.
     - Biases are not masked (nn_pruning's ``bias_mask`` does it): biases of neurons and heads are removed with them, and
       the constant of a head without values goes into the next bias (exact in evaluation mode).
-    - nn_pruning evaluates with the final threshold, we with the present one.
+    - nn_pruning evaluates with the final masks, we with the present ones.
     - Where an attention has lost all heads, or a feed-forward network all neurons, it is removed, except its bias.
 """
 
@@ -132,20 +130,19 @@ class BlockPruning(MovementStage):
 
     def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
-        units, parts = list[MaskedUnits](), sublayers(net)
+        blocks, neurons, parts = list[MaskedUnits](), list[MaskedUnits](), sublayers(net)
         for part in parts:
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
             if part.kind == "attention":
-                units += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
+                blocks += [MaskedUnits((layer,), self.settings.block**2) for layer in layers]
             else:
-                units.append(MaskedUnits(tuple(layers), part.price(net), True))
-        units.sort(key=lambda kind: kind.feed_forward)
-        self._blocks = sum(not kind.feed_forward for kind in units)
+                neurons.append(MaskedUnits(tuple(layers), part.price(net)))
+        self._blocks = len(blocks)
         self._attention = of_kind(parts, "attention")[0]
         self._head = self._attention.price(net)
-        grids = [kind.layers[0].grid(kind.layers[0].mask).shape for kind in units]
+        grids = [kind.layers[0].grid(kind.layers[0].mask).shape for kind in blocks]
         self._grids = dict(zip(self._attention.sites, grids, strict=False))  # all attentions have the same ones
-        return units
+        return blocks + neurons
 
     def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         """Return the masks of the best blocks and neurons; with filling, the blocks make a whole number of heads."""
@@ -206,20 +203,17 @@ class BlockPruning(MovementStage):
 
 
 class Filling(Stage):
-    """Cut empty parts, make the heads that stay dense, and train on.
-
-    ``exact``: heads stay as far as the density allows; False: all that are not empty.
-    """
+    """Cut empty parts, make the heads that stay as far as the density allows dense, and train on."""
 
     density: float
 
-    def __init__(self, settings: Training, density: float, exact: bool) -> None:
+    def __init__(self, settings: Training, density: float) -> None:
         super().__init__("retrain", settings)
-        self.density, self.exact = density, exact
+        self.density = density
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Cut the pruned model; all remaining values in its matrices are trained, including zeros."""
-        cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
+        cut_empty(net, keep_count(self.density, dense_site_params(net)))
         return net
 
 
@@ -287,5 +281,5 @@ class BlockMovement(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return prune, retrain."""
-        filled = Filling(self.retrain, self.density, self.prune.form == "hard")
+        filled = Filling(self.retrain, self.density)
         return [BlockPruning(self.prune, self.density), *([filled] if self.prune.fill else [])]

@@ -5,17 +5,14 @@ whole rows as in Lagunas et al., "Block Pruning For Faster Transformers", 2021, 
 its program nn_pruning (a block is one output row of torch's weight [out, in]). LoSparse says of its baseline: "a
 trainable mask to each neuron [...] When the mask is smaller than a threshold, the corresponding neuron is pruned".
 
-    W' = m[:, None] * W, b' = m * b, m = binarise(s), dL/ds = dL/dm; hard and soft as in stages/movement.py
+    W' = m[:, None] * W, b' = m * b, m = binarise(s), dL/ds = dL/dm; stages/movement.py
 
 Choices:
     - Rows of all matrices are ranked together (nn_pruning ranks every matrix by itself), and v(t) is the share of the
       weights that the export stores for them, so that the density is met: the columns that read a removed neuron or
       head do not count, nor do the other rows of a head without values (models/row_sizes.py). A head that does not fit
-      any more is passed over for the next rows. LoSparse does not say which form it ran; hard is the default, as its
-      ratios are exact.
-    - nn_pruning evaluates with the final threshold, we with the present one.
-    - soft always keeps int(0.005 out) + 1 rows of a matrix, as nn_pruning does. Its density follows from
-      ``penalty``: the run warns when it ends above the one asked for.
+      any more is passed over for the next rows. LoSparse does not say which form it ran; its ratios are exact.
+    - nn_pruning evaluates with the final ratio, we with the present one.
     - No distillation unless asked for (nn_pruning: 0.9, temperature 2).
 
 The export computes the same as the pruned model in evaluation mode: removed rows are not stored, and a neuron or a head
@@ -32,7 +29,6 @@ from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly
-from lit_compress.models.record import FEED_FORWARD
 from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import Model, find_sites, module_at
 from lit_compress.models.surgery import Structure, replace
@@ -58,8 +54,8 @@ class MovementPruning(MovementStage):
 
     def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the rows of every site."""
-        layers = [(module_at(net, site.name, MaskedLinear), site.role in FEED_FORWARD) for site in find_sites(net)]
-        return [MaskedUnits((layer,), layer.in_features, feed_forward) for layer, feed_forward in layers]
+        layers = [module_at(net, site.name, MaskedLinear) for site in find_sites(net)]
+        return [MaskedUnits((layer,), layer.in_features) for layer in layers]
 
     def attach(self, net: Model) -> None:
         """Also find out what the rows cost."""

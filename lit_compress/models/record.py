@@ -15,7 +15,6 @@ from lit_compress.layers.deployed.removed import Returns
 Role = Literal["q", "k", "v", "qkv", "qkv_by_head", "o", "gate", "up", "gate_up", "down"]
 SubLayerType = Literal["attention", "cross", "ffn"]
 
-FEED_FORWARD: tuple[Role, ...] = ("gate", "up", "gate_up", "down")
 _FUSED: dict[str, tuple[Role, ...]] = {
     "qkv": ("q", "k", "v"),
     "qkv_by_head": ("q", "k", "v"),

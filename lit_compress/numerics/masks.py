@@ -225,11 +225,3 @@ def keep_rows_(weights: Sequence[Tensor], keep: Sequence[Tensor]) -> None:
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[here[0].element_size()]
     masks = joined(keep).to(bits).split([len(weight) for weight in here])
     torch._foreach_mul_([weight.view(bits) for weight in here], [mask[:, None] for mask in masks])
-
-
-@torch.no_grad()
-def rows_above(score: Tensor, threshold: float, least: int) -> Tensor:
-    """Return the mask [out] of the rows with sigmoid(score) above ``threshold``, and of the ``least`` best ones."""
-    mask = score.sigmoid() > threshold
-    mask[score.argsort(descending=True, stable=True)[:least]] = True
-    return mask

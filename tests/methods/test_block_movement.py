@@ -183,20 +183,3 @@ def test_without_filling_zeros_are_stored():
     method = method_of(fill=False)
     assert method.stores_zeros and [stage.name for stage in method.stages()] == ["dense", "prune"]
     assert not method_of().stores_zeros
-
-
-def test_after_the_soft_form_no_head_that_is_not_empty_is_dropped(tmp_path):
-    """Its density is that of the penalty; `fit` reads the asked one from the last stage."""
-    _, net, stage = masked_net(tmp_path / "dense", form="soft")
-    for units in stage.units:
-        for layer in units.layers:
-            layer.mask[1:] = False
-    stage.deploy(net)
-    folder = tmp_path / "prune"
-    folder.mkdir()
-    save_net(net, folder)
-    last = method_of(form="soft", density=0.1).stages()[2]
-    assert last.density == 0.1
-    filled = last.build(None, folder, None)
-    readers = [filled.get_submodule(part.sites["o"]) for part in of_kind(sublayers(filled), "attention")]
-    assert [reader.in_features for reader in readers] == [8, 8]

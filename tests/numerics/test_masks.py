@@ -13,7 +13,6 @@ from lit_compress.numerics.masks import (
     break_ties_,
     keep_count,
     kth_largest,
-    rows_above,
     select_rows,
     select_units,
 )
@@ -240,12 +239,3 @@ def test_units_cost_what_their_rank_in_the_group_says() -> None:
     found = select_units(scores, sizes, costs, budget)
     assert set(found.nonzero()[:, 0].tolist()) == kept and 0 < len(kept) < len(scores)
     assert not select_units(scores, sizes, costs, -1).any()
-
-
-def test_rows_above_a_threshold() -> None:
-    """sigmoid(0) = 0.5, strictly above; a floor keeps the best rows, of equal ones the first."""
-    score = torch.tensor([0.0, 3.0, -3.0, 0.1, -3.0])
-    assert rows_above(score, 0.5, 1).tolist() == [False, True, False, True, False]
-    assert rows_above(score, 0.0, 1).all()
-    assert rows_above(score, 0.96, 3).tolist() == [True, True, False, True, False]
-    assert rows_above(score * 0, 0.9, 2).tolist() == [True, True, False, False, False]
