@@ -10,7 +10,7 @@ https://arxiv.org/abs/2109.04838; open points follow https://github.com/huggingf
     filled   heads and neurons that are empty are cut away, the blocks that were masked in the other heads are weights
              again, and the model is fine-tuned with the teacher
 
-Stages: dense (the teacher) -> prune (hybrid) -> retrain (filled). With ``prune.fill`` False it ends with prune.
+Stages: dense (the teacher) -> prune (hybrid) -> retrain (filled).
 
 Deviations:
     - The published M = [sigmoid(S) > tau], with lambda ||sigmoid(S)||_1 in L, gives some density; a budget needs a
@@ -59,15 +59,13 @@ _ROUNDS = 5  # of giving the place of useless blocks to others, which may leave 
 
 @dataclass(frozen=True)
 class BlockMovementSettings(MovementTraining):
-    """How blocks and neurons are masked, and the treatment of the remaining heads.
+    """How blocks and neurons are masked.
 
     Args:
         block: height and width of the blocks in the matrices of the attentions; divides their sizes.
-        fill: make the heads that are left dense again and train on (``hybrid filled``); False leaves zeros in them.
     """
 
     block: int = 32
-    fill: bool = True
     limits: ClassVar[Limits] = {"prune.block": {"low": 1}}
 
 
@@ -110,8 +108,8 @@ class BlockPruning(MovementStage):
             )
 
     def outline(self, net: Model) -> Model:
-        """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
-        return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
+        """Return ``net`` with fewer heads and neurons."""
+        return cut_evenly(net, self.density, whole=True)
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put a masked layer at every site."""
@@ -145,10 +143,8 @@ class BlockPruning(MovementStage):
         return blocks + neurons
 
     def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
-        """Return the masks of the best blocks and neurons; with filling, the blocks make a whole number of heads."""
+        """Return the masks of the best blocks and neurons; the blocks make a whole number of heads."""
         masks = self._useful(scores, self._costs, budget)
-        if not self.settings.fill:
-            return masks
         number, cost = self._blocks, self.settings.block**2
         weights = joined(masks[:number]).sum() * cost  # stays on the device: the host would wait for it
         whole, rest = weights // self._head, weights % self._head
@@ -195,12 +191,6 @@ class BlockPruning(MovementStage):
             useless.append(lines.unflatten(1, (-1, size)).all(2).unsqueeze(3 - axis).expand_as(grid).flatten(1))
         return torch.cat(useless, 1).flatten()
 
-    def deploy(self, net: Model) -> None:
-        """Replace the masked layers; if nothing is filled later, cut empty parts."""
-        super().deploy(net)
-        if not self.settings.fill:
-            cut_empty(net)
-
 
 class Filling(Stage):
     """Cut empty parts, make the heads that stay as far as the density allows dense, and train on."""
@@ -218,10 +208,10 @@ class Filling(Stage):
 
 
 @torch.no_grad()
-def cut_empty(net: Model, budget: int | None = None) -> None:
+def cut_empty(net: Model, budget: int) -> None:
     """Remove from ``net``, in place, heads without values or readers and neurons without readers; they are zeros.
 
-    With a ``budget`` of weights, only the heads with the most weights that are not zero stay.
+    Only the heads with the most weights that are not zero stay, as many as the ``budget`` of weights has place for.
     """
     parts = sublayers(net)
     attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
@@ -231,10 +221,9 @@ def cut_empty(net: Model, budget: int | None = None) -> None:
     first = counts.new_zeros(counts.shape, dtype=torch.bool)
     if held is not None:  # it cannot go as a whole
         first[attentions.index(held), counts[attentions.index(held)].argmax()] = True
-    if budget is not None:
-        used = int(neurons.sum()) * ffns[0].price(net)
-        order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
-        counts.view(-1)[order[max(0, budget - used) // attentions[0].price(net) :]] = 0
+    used = int(neurons.sum()) * ffns[0].price(net)
+    order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
+    counts.view(-1)[order[max(0, budget - used) // attentions[0].price(net) :]] = 0
     kept = [*zip(attentions, (counts > 0) | first, strict=True), *zip(ffns, neurons, strict=True)]
     cut_units(net, {part.last: units for part, units in kept}, whole=True)
 
@@ -274,12 +263,6 @@ class BlockMovement(Method):
     retrain: Training = Training()
     distillation = Distillation(alpha=0.9)
 
-    @property
-    def stores_zeros(self) -> bool:  # type: ignore[override]
-        """Whether the export keeps masked blocks as zeros: unless the heads are filled."""
-        return not self.prune.fill
-
     def own_stages(self) -> list[Stage]:
         """Return prune, retrain."""
-        filled = Filling(self.retrain, self.density)
-        return [BlockPruning(self.prune, self.density), *([filled] if self.prune.fill else [])]
+        return [BlockPruning(self.prune, self.density), Filling(self.retrain, self.density)]
