@@ -31,7 +31,6 @@ from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 HELD_OUT = "held_out"  # the split that data.hold_out makes
@@ -249,11 +248,6 @@ class DataModule(DataSettings):
     def sample(self, rows: int) -> list[int]:
         """Return the numbers of at most ``rows`` rows of the first dev split, drawn alike for every seed."""
         return sorted(drawn_order(len(self._validation()[0].encoded), VALIDATION_SEED)[:rows])
-
-    def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""
-        self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))
-        return batch
 
     def _loader(self, split: Split, batch_size: int, shuffle: bool, accumulate: int = 1) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)

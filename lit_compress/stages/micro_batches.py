@@ -13,8 +13,6 @@ distances by which layers are matched, the model does so too. One process withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
@@ -100,7 +98,6 @@ class MicroBatches(pl.LightningModule):
         super().__init__()
         self.step_seed = self.own_seed = 0
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this micro-batch's forwards; None: off
-        self._padded: bool | None = None  # this batch; None: not known
         self._weights: Tensor | None = None  # of the means of this micro-batch, as TaskType.counts; None: all are 1
         self._variances: list[list[Tensor]] | None = None  # of the teacher's states in this step; None: of the batch
         self._taught: Any = None  # the teacher's output for this batch, if it is known already
@@ -109,7 +106,6 @@ class MicroBatches(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the random numbers by seed, stage, epoch and step, so that a resumed run draws the same ones."""
         self.step_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
-        self._padded = getattr(self.trainer.datamodule, "padded", None)  # type: ignore[attr-defined]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Return the loss of the last micro-batch; the gradients of the others are in the parameters then.
@@ -152,8 +148,7 @@ class MicroBatches(pl.LightningModule):
         if sums is not None:
             sums.real, sums.place = _real(batch), 0
         self._hidden = [] if self._listens else None
-        with padding_known(self._padded):
-            terms = self.stage.losses(self, batch)
+        terms = self.stage.losses(self, batch)
         self._hidden = None  # off in validation and in recomputation by checkpointing
         return terms
 
@@ -234,8 +229,7 @@ class MicroBatches(pl.LightningModule):
             return None
         sums: Any = 0.0
         for part in parts:
-            with padding_known(self._padded):
-                output = self.kind.run(self._teacher[0], part, output_hidden_states=True)
+            output = self.kind.run(self._teacher[0], part, output_hidden_states=True)
             stacks = hidden_states(output)
             masks = self.kind.masks(part) if settings.mask_padding else (None, None)
             moments = [state_moments(h, mask) for states, mask in zip(stacks, masks, strict=False) for h in states]
@@ -275,29 +269,3 @@ class MicroBatches(pl.LightningModule):
 def _real(part: Batch) -> Tensor:
     """Return whether a micro-batch has rows of its own, and not one that only fills up."""
     return part["index"][0] >= 0
-
-
-@contextmanager
-def padding_known(padded: bool | None) -> Iterator[None]:
-    """Tell transformers inside the context whether some mask of the batch has a 0; None: not known, it looks.
-
-    By itself it reads the mask in every forward, for which the host waits: attention over a batch without padding
-    needs no mask. The host knows it before the batch is copied to the device.
-    """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as makers
-    from transformers.masking_utils import sdpa_mask
-
-    def make(*args: Any, **settings: Any) -> Tensor | None:
-        if not padded:
-            settings["attention_mask"] = None
-        elif settings.get("attention_mask") is not None:
-            settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(*args, **settings)
-
-    if padded is not None:
-        makers["sdpa"] = make
-    try:
-        yield
-    finally:
-        if padded is not None:
-            del makers["sdpa"]
