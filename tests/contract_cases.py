@@ -44,7 +44,6 @@ VARIANTS = {
     "FWSVD": {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],
-        **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both")},
         "global": ["--model.allocation", "global"],
         "inputs": ["--model.retrain.weighting", "inputs", "--model.retrain.calibration_examples", "50"],
     },

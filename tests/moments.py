@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.decompose import Axis, Importance
+from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.kronecker import centred
 from lit_compress.stages.low_rank import Decomposer
 
@@ -52,11 +52,9 @@ def estimated_loss(
     return float((left * right).sum())
 
 
-def weighted_error(weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out") -> float:
-    """Return || diag(sqrt(importance)) (weight - approx) ||_F, with the diagonals that ``axis`` asks for."""
-    rows, columns = importance if isinstance(importance, tuple) else (importance, None)
-    if axis == "in":
-        rows, columns = columns, rows
+def weighted_error(weight: Tensor, approx: Tensor, importance: Tensor | None = None, axis: Axis = "out") -> float:
+    """Return || diag(sqrt(importance)) (weight - approx) ||_F, with the diagonal on the other side for ``axis`` in."""
+    rows, columns = (None, importance) if axis == "in" else (importance, None)
     error = weight.double() - approx.double()
     error = error if rows is None else rows.double()[:, None].sqrt() * error
     return float(torch.linalg.matrix_norm(error if columns is None else error * columns.double().sqrt()))

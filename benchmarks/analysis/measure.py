@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.analysis import pruning, truncation, widths
 from benchmarks.analysis.plots import FIGURES, write_rows
@@ -33,7 +33,6 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
-from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
 from lit_compress.stages.compression import collected
 from lit_compress.stages.low_rank import Decomposer, Factors
@@ -51,19 +50,18 @@ if TYPE_CHECKING:
 
 SEVERAL = ("ranks", "neurons", "pattern", "widths", "allocation")  # of more than one model
 RATIOS = tuple(i / 10 for i in range(1, 11))
-WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), *KRONECKER)
+WEIGHTINGS = ("none", "fisher-in", *KRONECKER)
 
 
 def weighting_of(label: str, like: Weighted) -> Weighted:
-    """Return the settings for ``label``: ``none``, or weighting and axis, e.g. ``fisher-in``.
+    """Return the settings for ``label``: a weighting; ``fisher-in`` is FWSVD's, by inputs.
 
     Raises:
         UserError: there is no such weighting.
     """
     if label not in WEIGHTINGS:
         raise UserError(f"weightings: unknown '{label}'; {nearest(label, WEIGHTINGS)}")
-    weighting, _, axis = label.partition("-")
-    named: dict[str, Any] = {"weighting": weighting, "axis": axis or "in"}
+    named: dict[str, Any] = {"weighting": label.partition("-")[0]}
     return replace(like, **named)
 
 

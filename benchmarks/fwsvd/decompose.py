@@ -28,7 +28,7 @@ DENSITY = 0.25
 def importance_of(axis: str, shape: tuple[int, int], generator: torch.Generator) -> Any:
     """Return a random importance over some decades for ``axis``, None for ``none``."""
     rows, columns = (torch.randn(size, generator=generator, dtype=torch.float64).exp() for size in shape)
-    return {"none": None, "out": rows, "in": columns, "both": (rows, columns)}[axis]
+    return {"none": None, "out": rows, "in": columns}[axis]
 
 
 def timed(action: Callable[[], Any]) -> tuple[list[float], Any]:
@@ -39,9 +39,9 @@ def timed(action: Callable[[], Any]) -> tuple[list[float], Any]:
 
 
 def nested(shapes: dict[tuple[int, int], int]) -> dict[str, Any]:
-    """Decompose every matrix once at the rank of the density, plain, by columns and by both."""
+    """Decompose every matrix once at the rank of the density, plain and by columns."""
     found: dict[str, Any] = {}
-    for axis in ("none", "in", "both"):
+    for axis in ("none", "in"):
         generator = torch.Generator().manual_seed(0)
         seconds: dict[str, list[list[float]]] = {}
         for shape, count in shapes.items():

@@ -33,8 +33,7 @@ CELLS: dict[str, list[str]] = {
     "kfac-exact": [],
     "structures": ["--removes", "structures"],
     "none": ["--weighting", "none"],
-    "fisher-in": ["--weighting", "fisher", "--axis", "in", "--fisher_examples", "1024"],
-    "fisher-both": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "1024"],
+    "fisher-in": ["--weighting", "fisher", "--fisher_examples", "1024"],  # fisher-both is of an earlier version
     "inputs": ["--weighting", "inputs", "--allocation", "uniform"],
     "inputs-global": ["--weighting", "inputs", "--allocation", "global"],
     "kfac-examples-64": ["--calibration_examples", "64"],

@@ -1,4 +1,4 @@
-"""Gradients of single examples at Linears: their mean and their squares, also summed over rows or columns.
+"""Gradients of single examples at Linears: their mean, and their squares summed over the outputs.
 
 The last are the empirical Fisher information, exact, in the time of about one training step.
 
@@ -8,10 +8,9 @@ Hsu et al. 2022, "Language Model Compression with Weighted Low-Rank Factorizatio
 
 Example s gives a Linear the inputs X_s [tokens, in] and, at its outputs, the gradients D_s [tokens, out]. One backward
 pass for the whole batch computes them, without a gradient of any weight. The example's gradient of the weight is
-G_s = D_s^T X_s [out, in]; with few tokens, the sums of its squares are cheaper without forming it:
+G_s = D_s^T X_s [out, in]; with few tokens, the sum of its squares is cheaper without forming it:
 
     sum_o G[o, j]^2 = sum_t X[t, j] (K X)[t, j],   K = D D^T [tokens, tokens]
-    sum_j G[o, j]^2 = sum_t D[t, o] (H D)[t, o],   H = X X^T [tokens, tokens]
 
 The gradient of a matrix that is used several times in a forward is the sum over its uses, squared afterwards: the uses
 are concatenated on the token axis. Vectors have no labels; a target is drawn around each (sampled_labels.py, N).
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.statistics import Batch, Collector, Statistic
-from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.ranks import break_even_rank
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_of_sums
@@ -91,33 +89,24 @@ class ExampleGradients(Collector):
 
 @dataclass
 class Fisher:
-    """Squared gradients G [out, in] of one matrix: their sums over examples, in the end their mean. Float64.
+    """Squared gradients G [out, in] of one matrix: their sums over examples, in the end their mean.
 
     Attributes:
-        rows: [out], sum over the columns of G ** 2.
-        columns: [in], sum over the rows of G ** 2; the weights of FWSVD.
+        columns: float64 [in], sum over the rows of G ** 2; the weights of FWSVD.
+        outputs: number of rows.
     """
 
-    rows: Tensor
     columns: Tensor
+    outputs: int
 
-    def importance(self, axis: Axis) -> Importance:
-        """Return the importance for ``axis``, as :func:`lit_compress.numerics.decompose.weighted_svd` takes it.
-
-        Its sum over the elements is the same for every axis, so that weighted singular values are on one scale
-        (ranks.py).
-        """
-        match axis:
-            case "in":
-                return self.columns / len(self.rows)
-            case "out":
-                return self.rows / len(self.columns)
-            case "both":  # of independent rows and columns: F_ij = rows_i * columns_j / sum
-                return self.rows, self.columns / self.columns.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    @property
+    def importance(self) -> Tensor:
+        """The mean of each column, the importance that :func:`lit_compress.numerics.decompose.weighted_svd` takes."""
+        return self.columns / self.outputs
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every example's gradient, which is the sum over the uses."""
-        shape, examples, tokens = (len(self.rows), len(self.columns)), len(uses[0][0]), sum(x.shape[1] for x, _ in uses)
+        shape, examples, tokens = (self.outputs, len(self.columns)), len(uses[0][0]), sum(x.shape[1] for x, _ in uses)
         gram = tokens < break_even_rank(*shape)
         size = tokens * (tokens + max(shape)) if gram else prod(shape)
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
@@ -125,20 +114,17 @@ class Fisher:
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
             if gram:
                 _add(self.columns, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
-                _add(self.rows, ((x @ x.mT) @ delta).mul_(delta).sum((0, 1)))
-                continue
-            squares = (delta.mT @ x).square_().sum(0)
-            _add(self.rows, squares.sum(1))
-            _add(self.columns, squares.sum(0))
+            else:
+                _add(self.columns, (delta.mT @ x).square_().sum(0).sum(0))
 
     def totals(self) -> list[Tensor]:
         """Return the sums."""
-        return [self.rows, self.columns]
+        return [self.columns]
 
     def mean(self, count: float) -> Fisher:
         """Return the mean over ``count`` examples, on the CPU."""
         # the Gram form may round a zero to something negative
-        return Fisher(*((total / count).clamp_min(0).cpu() for total in self.totals()))
+        return Fisher((self.columns / count).clamp_min(0).cpu(), self.outputs)
 
 
 @dataclass(frozen=True)
@@ -150,7 +136,8 @@ class DiagonalFisher(Statistic):
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""
         zeros = partial(torch.zeros, dtype=torch.float64, device=place_of_sums(device))
-        return ExampleGradients({name: Fisher(*map(zeros, net.get_submodule(name).weight.shape)) for name in names})
+        shapes = {name: net.get_submodule(name).weight.shape for name in names}
+        return ExampleGradients({name: Fisher(zeros(inputs), outputs) for name, (outputs, inputs) in shapes.items()})
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the whole batch; of a language model parts of it."""

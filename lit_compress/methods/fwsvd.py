@@ -16,8 +16,6 @@ row of the final table.
 Deviations and choices where the paper is silent:
     - A is computed without an inverse (numerics/decompose.py), so inputs without any information are safe.
     - Dropout is off in the Fisher pass; it goes over the training set once (``fisher_examples`` for fewer).
-    - ``axis``: ``in`` is the paper's; ``out`` weights the other side (as LPAF does), ``both`` the product of both sums.
-      Eq. 5 itself, one importance per weight, gained nothing over ``both`` (benchmarks/fwsvd/findings.md).
     - No distillation by default: the paper excludes it.
 """
 

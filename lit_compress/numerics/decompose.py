@@ -4,12 +4,7 @@ Everything is computed in float64 on the CPU; results have the dtype and device 
 
 All methods use one function: a truncated SVD of W weighted by an importance per row or column, without any
 inverse. For rows, with D = diag(d) and D W = U S V^T, the papers' D^-1 U_k S_k is exactly W V_k; for columns,
-with W D = U S V^T, the right factor is exactly U_k^T W. So only an orthonormal basis is needed. Rows and columns
-at once need the inverse of one diagonal: with D_a W D_b = U S V^T, the best X of rank k is
-
-    D_a^-1 SVD_k(D_a W D_b) D_b^-1 = (D_a^-1 U_k) (U_k^T D_a W) = (W D_b V_k) (V_k^T D_b^-1)
-
-The basis of the smaller side is taken: it is square, so a full-rank product is W whatever the multipliers are.
+with W D = U S V^T, the right factor is exactly U_k^T W. So only an orthonormal basis is needed.
 """
 
 from __future__ import annotations
@@ -23,9 +18,8 @@ from torch import Tensor
 
 from lit_compress.utils.errors import UserError
 
-Axis = Literal["out", "in", "both"]
+Axis = Literal["out", "in"]
 SigmaSide = Literal["out", "in", "balanced"]
-Importance = Tensor | tuple[Tensor, Tensor]
 
 RELATIVE_FLOOR = 1e-4  # fraction of the mean multiplier: keeps D W of full rank, so that a full-rank product is W
 GRAM_FROM = 4096  # if both sides are at least this, eigenvectors of the Gram matrix replace the SVD
@@ -62,28 +56,27 @@ class Factorization:
 @torch.no_grad()
 def weighted_svd(
     weight: Tensor,
-    importance: Importance | None = None,
+    importance: Tensor | None = None,
     axis: Axis = "out",
     *,
     sigma_side: SigmaSide | None = None,
     name: str = "weight",
     components: int | None = None,
 ) -> Factorization:
-    """Decompose W under an importance of its rows, its columns or both, for the factors of any rank.
+    """Decompose W under an importance of its rows or its columns, for the factors of any rank.
 
     A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11) and || (W - left @
-    right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns). For ``both`` they take both
-    diagonals. d is the square root of the importance, floored at 1e-4 of its mean; its scale has no influence. sigma
-    are the singular values of the weighted W, in the importance's own scale, so that values of several matrices
-    compare; 0 if an importance is all zero.
+    right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns). d is the square root of the
+    importance, floored at 1e-4 of its mean; its scale has no influence. sigma are the singular values of the weighted
+    W, in the importance's own scale, so that values of several matrices compare; 0 if an importance is all zero.
 
     Args:
         weight: [out, in], any float dtype.
-        importance: [out], [in], or the pair of them for ``both``, not negative; None for the plain SVD.
-        axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
+        importance: [out] or [in], not negative; None for the plain SVD.
+        axis: whether the importance belongs to rows (outputs) or columns (inputs).
         sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in. With an
-            importance of rows or of columns they are always on that side.
+            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``. With an importance they are
+            always on its side.
         name: name of the matrix in messages.
         components: number of components to keep; default: all.
 
@@ -96,42 +89,19 @@ def weighted_svd(
     wide = weight.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    assert importance is None or isinstance(importance, tuple) == (axis == "both")
-    pair = importance if isinstance(importance, tuple) else (importance, None) if axis == "out" else (None, importance)
-    scales = [
-        _multiplier(values, f"{name}: importance of {what}")
-        for values, what in zip(pair, ("rows", "columns"), strict=True)
-    ]
-    (rows, first), (columns, second) = scales
-    scaled = wide if rows is None else rows[:, None] * wide
-    scaled = scaled if columns is None else scaled * columns
-
-    target: SigmaSide = sigma_side or ("in" if axis == "both" else axis)
-    side: SigmaSide = "in" if wide.shape[0] <= wide.shape[1] else "out"
-    if axis != "both":
-        target = target if rows is None and columns is None else axis
-        side = "in" if target == "in" else "out"
+    scale, mean = _multiplier(importance, f"{name}: importance of {'rows' if axis == 'out' else 'columns'}")
+    side: SigmaSide = axis if scale is not None else sigma_side or axis
+    scaled = wide if scale is None else scale[:, None] * wide if axis == "out" else wide * scale
     basis, sigma = _right_basis(scaled.T if side == "in" else scaled, components or min(wide.shape))
-    forward = inverse = basis
-    if axis == "both" and (scale := rows if side == "in" else columns) is not None:
-        forward, inverse = basis * scale[:, None], basis / scale[:, None]
-    left, right = (inverse, forward.T @ wide) if side == "in" else (wide @ forward, inverse.T)
-    if target != side:
-        left, right = _moved(left, right, side, target)
-    return Factorization(sigma * (first * second), left, right, weight.dtype, weight.device, name)
-
-
-def _moved(left: Tensor, right: Tensor, side: SigmaSide, target: SigmaSide) -> tuple[Tensor, Tensor]:
-    """Return factors whose singular values go from the factor at ``side`` to the other, or to both if balanced."""
-    lengths = torch.linalg.vector_norm(left if side == "out" else right.T, dim=0)
-    share = lengths.sqrt() if target == "balanced" else lengths
-    if side == "out":
-        return torch.where(share > 0, left / share, 0.0), share[:, None] * right
-    return left * share, torch.where(share > 0, right.T / share, 0.0).T
+    left, right = (basis, basis.T @ wide) if side == "in" else (wide @ basis, basis.T)
+    if side == "balanced":
+        share = torch.linalg.vector_norm(left, dim=0).sqrt()
+        left, right = torch.where(share > 0, left / share, 0.0), share[:, None] * right
+    return Factorization(sigma * mean, left, right, weight.dtype, weight.device, name)
 
 
 def decompose(
-    weight: Tensor, rank: int, importance: Importance | None = None, axis: Axis = "out", **settings: Any
+    weight: Tensor, rank: int, importance: Tensor | None = None, axis: Axis = "out", **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """Return left [out, rank] and right [rank, in] of :func:`weighted_svd`, whose arguments the others are."""
     return weighted_svd(weight, importance, axis, components=rank, **settings).factors(rank)
@@ -148,7 +118,7 @@ def _multiplier(importance: Tensor | None, what: str) -> tuple[Tensor | None, fl
     scale = scale / mean
     if not scale.isfinite().all():
         warnings.warn(
-            f"{what} is all zero, not finite, or negative; taken as constant, as in the plain SVD", stacklevel=5
+            f"{what} is all zero, not finite, or negative; taken as constant, as in the plain SVD", stacklevel=4
         )
         return None, float(peak != 0)
     return scale.clamp_min(RELATIVE_FLOOR), float(peak.sqrt() * mean)

@@ -84,9 +84,8 @@ class Factors(ByRule):
             stacks = self.rule.stacks(net)
             return kronecker_decomposer(statistics, self.moments == "kfac", biased_sites(net, stacks), stacks)
         if self.settings.weighting == "fisher":
-            axis = self.settings.axis
             return lambda name, weight, components=None: weighted_svd(
-                weight, statistics[name].importance(axis), axis, name=name, components=components
+                weight, statistics[name].importance, "in", name=name, components=components
             )
         return lambda name, weight, components=None: weighted_svd(
             weight, sigma_side=self.sigma_side, name=name, components=components

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from lit_compress.calibration.gradients import DiagonalFisher
 from lit_compress.calibration.moments import Moments
 from lit_compress.data.datamodule import DataModule
-from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.base import Training
 from lit_compress.stages.compression import EXAMPLES, Calibration
@@ -34,8 +33,6 @@ class Weighted(Training):
     Args:
         weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``inputs`` = second moments of the inputs;
             ``kfac`` = Kronecker-factored Fisher information, moments of inputs and of gradients.
-        axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
-            ``both`` = product of the two.
         fisher_examples: number of training examples for the Fisher information; None = all.
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
@@ -46,13 +43,12 @@ class Weighted(Training):
     """
 
     weighting: Weighting = "fisher"
-    axis: Axis = "in"
     fisher_examples: int | None = None
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
-        **{key: {"weighting": ("fisher",)} for key in ("axis", "fisher_examples")},
+        "fisher_examples": {"weighting": ("fisher",)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
 

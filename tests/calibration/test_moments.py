@@ -233,7 +233,6 @@ def _rank(rank, folder):
             for part, how in ((mine, reduce), (batches, None))
         )
         for name in names:
-            torch.testing.assert_close(shared[name].rows, alone[name].rows)
             torch.testing.assert_close(shared[name].columns, alone[name].columns)
         mine = batches if rank == 0 else []
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)

@@ -17,7 +17,7 @@ from lit_compress.utils import progress
 
 def test_factorize_writes_a_full_export(words, tmp_path):
     model, data = words
-    options = ["--rank", "5", "--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"]
+    options = ["--rank", "5", "--weighting", "fisher", "--fisher_examples", "20"]
     lines = (f"{name.removeprefix('--')}: {value}\n" for name, value in zip(data[::2], data[1::2], strict=True))
     (tmp_path / "data.yaml").write_text("tasks: {sst2: {" + ", ".join(lines) + "}}")  # a recipe with one row
     main(["factorize", *model, str(tmp_path / "out"), "--config", str(tmp_path / "data.yaml"), *options])
@@ -131,12 +131,15 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "model.rank_ratio: 1.5 is not in (0, 1]"),
         (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
         (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
-        (["factorize", *model, out, *data, *fisher, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
+        (["factorize", *model, out, *data, *fisher, "--axis", "both"], "axis: this option was removed in version 0.3"),
         (
             ["factorize", *model, out, *data, *fisher, "--fisher_examples", "101"],
             "fisher_examples: 101 is more than there are",
         ),
-        (["factorize", *model, out, *data, "--axis", "both"], "axis: both has no effect with model.retrain.weighting"),
+        (
+            ["factorize", *model, out, *data, "--fisher_examples", "9"],
+            "fisher_examples: 9 has no effect with model.retrain.weighting",
+        ),
         (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
         (["factorize", *model, out, *data, "--labels", "true"], "labels: this option was removed in version 0.3; see"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),

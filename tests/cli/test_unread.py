@@ -23,7 +23,7 @@ COMMANDS = ("factorize", "evaluate", "predict", "bench", "export")
 OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
     "teacher": "other", "recompute": True,
-    "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
+    "removes": "components", "allocation": "uniform", "scope": "all",
     "weighting": "none",
     "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
 }  # fmt: skip

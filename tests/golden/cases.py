@@ -60,7 +60,6 @@ BOTH_WAYS = {
     "bert inputs": [*HALF, "--weighting", "inputs"],
     "llama inputs": [*HALF, "--weighting", "inputs", "--allocation", "global"],
     "bert fisher": [*HALF, "--weighting", "fisher", *ROWS],
-    "llama fisher both": [*HALF, "--weighting", "fisher", "--axis", "both", "--allocation", "global", *ROWS],
     "bert none": ["--weighting", "none"],
     "llama none": ["--weighting", "none", "--rank", "5", "--dtype", "bfloat16"],
     "bert units": [*UNITS, "--density", "0.1"],

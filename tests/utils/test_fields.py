@@ -48,8 +48,8 @@ def test_a_constructor_of_its_own_is_refused():
     [
         (
             FWSVD,
-            {"retrain": Weighted(weighting="kfac", axis="both")},
-            "model.retrain.axis: both has no effect with model.retrain.weighting kfac; leave it out, or give "
+            {"retrain": Weighted(weighting="kfac", fisher_examples=9)},
+            "model.retrain.fisher_examples: 9 has no effect with model.retrain.weighting kfac; leave it out, or give "
             "model.retrain.weighting fisher",
         ),
         (SVD, {"distillation": Distillation(alpha=0.0, temperature=3.0)},
@@ -71,7 +71,7 @@ def test_a_changed_option_that_is_not_read_is_refused(method, settings, line):
 
 def test_options_that_are_read_or_at_their_default_pass():
     """SecondOrder masks padding by default, also if a user turns the comparison of hidden states off."""
-    check_effects(FWSVD(backbone="unused", retrain=Weighted(axis="out")))
+    check_effects(FWSVD(backbone="unused", retrain=Weighted(fisher_examples=9)))
     check_effects(SecondOrder(backbone="unused", distillation=Distillation(mask_padding=True, relative=True)))
 
 

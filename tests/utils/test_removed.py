@@ -51,6 +51,6 @@ def test_an_optimizer_or_a_schedule_may_have_an_option_of_this_name():
 def test_a_stored_value_that_was_removed_has_a_line():
     assert without_removed({"format": "torch"}, strict=False, group="export") == {}
     assert without_removed({"format": "onnx"}, strict=True, group="export") == {"format": "onnx"}
-    with pytest.raises(UserError, match=r"axis: 'element' was removed in version 0\.3; see 'Removed'"):
-        without_removed({"retrain": {"axis": "element"}}, strict=True)
-    assert without_removed({"retrain": {"axis": "element", "epochs": 1}}, strict=False) == {"retrain": {"epochs": 1}}
+    with pytest.raises(UserError, match=r"removes: 'auto' was removed in version 0\.3; see 'Removed'"):
+        without_removed({"retrain": {"removes": "auto"}}, strict=True)
+    assert without_removed({"retrain": {"removes": "auto", "epochs": 1}}, strict=False) == {"retrain": {"epochs": 1}}
