@@ -39,10 +39,10 @@ CELLS: dict[str, list[str]] = {
     "kfac-examples-64": ["--calibration_examples", "64"],
     "kfac-examples-256": ["--calibration_examples", "256"],
     "kfac-examples-4096": ["--calibration_examples", "4096"],
-    "kfac-seed-1": ["--calibration_seed", "1"],
-    "kfac-seed-2": ["--calibration_seed", "2"],
-    "kfac-seed-3": ["--calibration_seed", "3"],
-    "kfac-seed-4": ["--calibration_seed", "4"],
+    "kfac-seed-1": ["--seed_everything", "1"],
+    "kfac-seed-2": ["--seed_everything", "2"],
+    "kfac-seed-3": ["--seed_everything", "3"],
+    "kfac-seed-4": ["--seed_everything", "4"],
 }
 TRAINED = {  # distillation of logits as in lpaf_vs_svd, and of hidden states too, as is the default
     "trained-logits": ["--model.distillation.alpha_layers", 0],

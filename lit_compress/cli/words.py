@@ -25,8 +25,7 @@ _SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools 
 SHORT = {
     **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape",
                                           "allocation")},
-    **{name: f"model.retrain.{name}" for name in ("weighting", "calibration_examples", "calibration_seed", "removes",
-                                                  "fisher_examples")},
+    **{name: f"model.retrain.{name}" for name in ("weighting", "calibration_examples", "removes", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 # last part of an option that names a class, of the Trainer or of a stage -> module with these, and what they are called

@@ -131,9 +131,9 @@ class Compression:
         """Return whether the statistic needs the labels of the data."""
         return True
 
-    def drawn(self, data: DataModule) -> tuple[int, int | None]:
-        """Return number and seed of the examples that calibrate, or of 1,024 examples without a calibration."""
-        return min(EXAMPLES, data.train_size()), None
+    def drawn(self, data: DataModule) -> int:
+        """Return the number of the examples that calibrate, or 1,024 without a calibration."""
+        return min(EXAMPLES, data.train_size())
 
     def record(self, data: Any) -> dict[str, Any] | None:
         """Return the report's entry on the calibration; None for nothing."""
@@ -275,7 +275,7 @@ class CompressedStage(Stage):
 
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
-        return data.calibration_dataloader(*self.compression.drawn(data), "calibration_examples")
+        return data.calibration_dataloader(self.compression.drawn(data), option="calibration_examples")
 
     def outline(self, net: Model, measured: Measured | None = None) -> Model:
         """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""

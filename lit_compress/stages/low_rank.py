@@ -45,8 +45,8 @@ class ByRule(Compression):
         """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
         return kind.reads_labels or (self.settings.weighting == "fisher" and kind.loss != "vectors")
 
-    def drawn(self, data: DataModule) -> tuple[int, int | None]:
-        """Return number and seed of the calibration examples."""
+    def drawn(self, data: DataModule) -> int:
+        """Return the number of the calibration examples."""
         return super().drawn(data) if self.settings is PLAIN else self.settings.drawn(data)
 
     def record(self, data: DataModule) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ class ByRule(Compression):
         return {
             "weighting": self.moments,
             "labels": labels_of(data.record) if self.moments == "kfac" else None,
-            "examples": settings.drawn(data)[0],
+            "examples": settings.drawn(data),
             "removes": settings.removal,
         }
 

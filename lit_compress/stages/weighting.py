@@ -36,7 +36,6 @@ class Weighted(Training):
         fisher_examples: number of training examples for the Fisher information; None = all.
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
-        calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); or ``structures``, heads, neurons and
             sub-layers without any, which leaves ordinary narrower matrices. None = structures for SecondOrder with a
             budget of a speed-up, else components.
@@ -45,11 +44,10 @@ class Weighted(Training):
     weighting: Weighting = "fisher"
     fisher_examples: int | None = None
     calibration_examples: int | None = None
-    calibration_seed: int | None = None
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
         "fisher_examples": {"weighting": ("fisher",)},
-        **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
+        "calibration_examples": {"weighting": KRONECKER},
     }
 
     def __post_init__(self) -> None:
@@ -71,10 +69,9 @@ class Weighted(Training):
         """Return the rule with stacks, if this weighting has them: matrices that read the same input."""
         return replace(ranks, stacked=self.weighting in KRONECKER)
 
-    def drawn(self, data: DataModule) -> tuple[int, int]:
-        """Return number and seed of the calibration examples."""
-        seed = data.seed if self.calibration_seed is None else self.calibration_seed
-        return self.calibration_examples or min(EXAMPLES, data.train_size()), seed
+    def drawn(self, data: DataModule) -> int:
+        """Return the number of the calibration examples."""
+        return self.calibration_examples or min(EXAMPLES, data.train_size())
 
 
 def labels_of(task: Task) -> Labels:
@@ -95,6 +92,5 @@ def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] |
     if settings.weighting not in KRONECKER:
         return None
     labels = labels_of(data.record) if settings.weighting == "kfac" else None
-    count, seed = settings.drawn(data)
-    batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
-    return Calibration(Moments(labels, seed, sites), batches)
+    batches = data.calibration_dataloader(settings.drawn(data), option="retrain.calibration_examples")
+    return Calibration(Moments(labels, data.seed, sites), batches)

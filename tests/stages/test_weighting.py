@@ -153,7 +153,8 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
     net, rows = make_net("bert", "sst2", dropout=0.0, initializer_range=0.3).eval(), data.train_size()
 
     def moments(seed, **changes):
-        asked = calibration_for(Weighted(weighting="kfac", calibration_examples=rows, calibration_seed=seed), data)
+        data.seed = seed
+        asked = calibration_for(Weighted(weighting="kfac", calibration_examples=rows), data)
         asked = replace(asked, statistic=replace(asked.statistic, **changes))
         ((_, found),) = collected(net, asked, data.record, torch.device("cpu"))
         found = [*found.values()]
