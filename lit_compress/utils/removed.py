@@ -21,8 +21,8 @@ REMOVED: dict[str, Any] = {
     "consistency_after_decay": True, "scope": "blocks", "double_forward": None, "through": None,
     "price": "parameters", "merge": "large", "model.revision": None, "trust_remote_code": False, "push_to_hub": None,
     "private": None, "json": None, "texts": None, "against": None, "model.blocks": None, "model.slicing": None,
-    "prune.parts": "blocks", "export.round_to": None, "prune.form": "hard", "prune.threshold": 0.1, "prune.penalty": 10.0,
-    "prune.fill": True, "axis": "in", "retrain.calibration_seed": 42,
+    "prune.parts": "blocks", "export.round_to": None, "prune.form": "hard", "prune.threshold": 0.1,
+    "prune.penalty": 10.0, "prune.fill": True, "axis": "in", "retrain.calibration_seed": 42,
     "prune.gates": (  # of SP3, and of CoFiLoSparse
         ["hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer"],
         ["attention_layer", "ffn_layer", "heads"],
