@@ -83,7 +83,7 @@ def encode(
 ) -> Dataset:
     """Return checked rows as :meth:`TaskType.encode` makes inputs of them, in their order, read from disk.
 
-    ``key`` is that of :func:`encoding_key`, for which all rows are read; None: it is computed.
+    ``key`` is from :func:`encoding_key`, which reads all rows; None: it is computed.
 
     Raises:
         UserError: the cache folder cannot be written.
