@@ -30,7 +30,7 @@ import torch
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.program import Program, program_bytes, read_program
-from lit_compress.export.runtimes import RUNTIMES, Setting
+from lit_compress.export.runtimes import RUNTIMES, Setting, openvino_core
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.sites import Model
 from lit_compress.stages.rounded import GROUP, is_rounded
@@ -277,7 +277,7 @@ def _write_openvino(
     import nncf
     import openvino
 
-    model, mode = openvino.Core().read_model(path), nncf.CompressWeightsMode
+    model, mode = openvino_core().read_model(path), nncf.CompressWeightsMode
     names = [item.any_name for item in model.inputs]
     if dtype == "int4":
         settings: dict[str, Any] = {"mode": mode.INT4_SYM, "group_size": GROUP, "ratio": SHARE, "all_layers": False}

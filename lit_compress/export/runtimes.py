@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -157,13 +157,25 @@ def _onnx(file: Path, setting: Setting) -> Runner:
     return lambda inputs: session.run(results, {name: inputs[name] for name in names})
 
 
-def _openvino(file: Path, setting: Setting) -> Runner:
+@cache
+def openvino_core() -> Any:
+    """Return OpenVINO's core of this process, which is never freed.
+
+    A core brings a stack for the handlers of signals. If one of two is freed before the other, that stack is gone, and
+    the next signal, such as Ctrl-C or the end of a worker of a data loader, ends the process.
+    """
     import openvino
 
+    core = openvino.Core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, which has the stack
+    return core
+
+
+def _openvino(file: Path, setting: Setting) -> Runner:
     if setting.device != "cpu":
         raise LookupError("OpenVINO is timed on the CPU only")
     options = {"INFERENCE_NUM_THREADS": setting.threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.Core().compile_model(str(file), "CPU", options)
+    model = openvino_core().compile_model(str(file), "CPU", options)
     names = [item.any_name for item in model.inputs]
 
     def run(inputs: Inputs) -> list[Any]:
