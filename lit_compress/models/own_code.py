@@ -28,6 +28,7 @@ def check_code(what: str, folder: Path) -> None:
     tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
     """
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if kernel := next((ref for ref in references(folder, _KERNELS) if "/" in ref), None):
         raise UserError(f"{what} asks for the compiled code '{kernel}', which is not run; take it out of config.json")
@@ -37,7 +38,8 @@ def check_code(what: str, folder: Path) -> None:
     own = [ref for ref in own if ref.partition(".")[0] != MODULE]
     of_words = sorted(set(_classes(read_settings(folder / "tokenizer_config.json").get("auto_map")).values()))
     files = [f"{ref.rpartition('--')[2].partition('.')[0]}.py" for ref in (*own, *of_words)]
-    if strange := [ref for ref in own if not hasattr(transformers, ref.rpartition(".")[2])]:
+    known = config.get("model_type") in CONFIG_MAPPING_NAMES
+    if strange := [ref for ref in own if not (known and hasattr(transformers, ref.rpartition(".")[2]))]:
         raise UserError(
             f"{what} has code of its own ({files[own.index(strange[0])]}), which is not run; give a model whose class "
             "transformers has"
@@ -45,7 +47,8 @@ def check_code(what: str, folder: Path) -> None:
     if own:
         note(f"{what}: its code ({files[0]}) is not run; transformers has the class {own[0].rpartition('.')[2]}")
     if of_words:
-        note(f"{what}: the code of its tokenizer ({files[-1]}) is not run; tokenizer.json is read without it")
+        read = "; tokenizer.json is read without it" if (folder / "tokenizer.json").is_file() else ""
+        note(f"{what}: the code of its tokenizer ({files[-1]}) is not run{read}")
 
 
 def read_config(folder: Path, **values: Any) -> Config:
