@@ -281,8 +281,8 @@ def write_net(net: Model, data: DataModule, folder: Path) -> None:
 def checked_config(what: str, stored: Any) -> dict[str, Any]:
     """Return the plain values of known keys in a stored config, as this version writes it.
 
-    The file may be somebody else's. So it names no class except the method, which nobody imports, and it gives no
-    consent to run code. Classes among the method's options are left out: its reader trains nothing.
+    The file may be somebody else's. So it names no class except the method, which nobody imports. Classes among the
+    method's options are left out: its reader trains nothing.
 
     Args:
         what: the file, the start of error messages.

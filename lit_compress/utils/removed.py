@@ -22,7 +22,7 @@ REMOVED: dict[str, Any] = {
     "price": "parameters", "merge": "large", "model.revision": None, "trust_remote_code": False, "push_to_hub": None,
     "private": None, "json": None, "texts": None, "against": None, "model.blocks": None, "model.slicing": None,
     "prune.parts": "blocks", "export.round_to": None, "prune.form": "hard", "prune.threshold": 0.1,
-    "prune.penalty": 10.0, "prune.fill": True, "axis": "in", "retrain.calibration_seed": 42,
+    "prune.penalty": 10.0, "prune.fill": True, "axis": "in", "retrain.calibration_seed": None,
     "prune.gates": (  # of SP3, and of CoFiLoSparse
         ["hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer"],
         ["attention_layer", "ffn_layer", "heads"],
@@ -30,7 +30,7 @@ REMOVED: dict[str, Any] = {
 }  # fmt: skip
 # last part of an option -> values that it had
 VALUES = {
-    "backbone": ("embedded",), "format": ("torch",), "task": ("docstrings",), "removes": ("auto", "blocks", "both"),
+    "format": ("torch",), "removes": ("auto", "blocks", "both"),
     "weighting": ("importance", "scores_abs", "scores_all", "scores_raw", "scores_shifted", "mask"),
 }  # fmt: skip
 # options that could be null, and have their default now
