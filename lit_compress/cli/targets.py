@@ -172,7 +172,7 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path) -> CommandLine:
 
     Args:
         config: plain values of known keys.
-        line: of the command; it consents to run the code of the models.
+        line: of the command.
         net: folder of the model, in the place of the backbone that it was made from; its run may keep the teacher.
 
     Raises:
