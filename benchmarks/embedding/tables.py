@@ -42,7 +42,7 @@ right after the factorization on the same calibration. *Whole blocks*: the metho
 LARGER = """## all-mpnet-base-v2 (110M parameters) after `--distil 300`
 
 Of the same texts, 9,600 are read once. nDCG@10 of 1,000 questions among their 1,000 paragraphs (standard error 1.1), and of the
-500 highlights. *all-MiniLM-L6-v2*: the dense model above, in the same searches.
+500 highlights.
 """
 
 ACROSS = """## One index for two models
@@ -108,7 +108,7 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
         rows.append(["1", "program in 8 bits", "", *searched, ""])
     rows += [["1", result["model"], *_scores(result, "dense"), ""] for result in found if result["name"] == "smaller"]
     yield table(head, [*rows, *(row for result in wide for row in _wide(result))])
-    yield origin(wide[0], study, 1)
+    yield origin(wide[0], STUDY, 1)
 
 
 def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:
