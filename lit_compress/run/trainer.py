@@ -91,6 +91,8 @@ def make_trainer(**arguments: Any) -> Trainer:
     plugins = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(PlainFiles())
+    if isinstance(callbacks := arguments.get("callbacks"), list):  # to which Lightning adds its own, e.g. a bar
+        arguments["callbacks"] = [*callbacks]
     try:
         arguments = arguments | {"plugins": plugins}
         trainer = Trainer(**arguments | _on_accelerator(arguments))

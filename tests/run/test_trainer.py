@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from lit_compress.run.trainer import PlainFiles, check_trainer, make_trainer, read_checkpoint
 from lit_compress.stages.base import Training
@@ -58,6 +59,13 @@ def test_checkpoints_of_a_users_own_plugin_stay(tmp_path):
     assert isinstance(make_trainer(**quiet).strategy.checkpoint_io, PlainFiles)
     own = PlainFiles()
     assert make_trainer(**quiet, plugins=[own]).strategy.checkpoint_io is own
+
+
+def test_a_trainer_leaves_the_users_callbacks_alone(tmp_path):
+    """Lightning appends its bar to the list that it is given; the next Trainer of a run would have two."""
+    users = [Timer()]
+    make_trainer(callbacks=users, logger=False, enable_checkpointing=False, default_root_dir=tmp_path)
+    assert [type(one) for one in users] == [Timer]
 
 
 def test_a_checkpoint_callback_is_one_line():
