@@ -70,4 +70,4 @@ def test_a_run_on_data_that_the_package_made_is_read_with_other_data(old, capsys
     main(["evaluate", "lpaf", "--data.task", "sst2", "--data.path", "data"])
     lc.load(old / "lpaf" / "export")
     again = "fit", "--run_dir", "lpaf", "--ckpt_path", "last", "--model.backbone", "backbone", "--data.task", "sst2"
-    assert "run_dir" in fails(capsys, *again, "--data.path", "data")
+    assert "data.backbone was embedded, now backbone" in fails(capsys, *again, "--data.path", "data")

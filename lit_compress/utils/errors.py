@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 LONGEST = 600  # characters of a line
-SHOWN_AS: dict[str, str] = {}  # folder of the hub's cache or of a model in memory -> what the user knows it by
+SHOWN_AS: dict[str, str] = {}  # folder of the hub's cache -> the name by which the user knows it
 
 
 # what a terminal obeys or shows in another order: control characters besides tab and line end, marks of direction and
@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def as_shown(text: str) -> str:
-    """Return ``text`` as a user may see it, with names on the hub, and of classes, in place of folders."""
+    """Return ``text`` as a user may see it, with names on the hub in place of the folders of the cache."""
     for folder, name in SHOWN_AS.items():
         text = text.replace(folder, name)
     return printable(text)
