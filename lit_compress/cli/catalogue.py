@@ -15,6 +15,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from lit_compress.utils.errors import UserError
+
 PACKAGE = Path(__file__).resolve().parents[1]
 _LINKED = ("model.task", "data.backbone", "data.teacher", "data.seed")  # follow from other options, cannot be given
 _ROOTS = ("Method", "LightningModule", "LightningDataModule")  # where a class's options end
@@ -121,7 +123,10 @@ def _tree(module: str) -> tuple[ast.Module, dict[str, tuple[str, str]]] | None:
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
     if file is None:
         return None
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError as error:  # in a method of the user's own
+        raise UserError(f"{file}, line {error.lineno}: {error.msg}") from error
     nodes = [*tree.body, *(node for block in tree.body if isinstance(block, ast.If) for node in block.body)]
     imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level)
     return tree, {name.asname or name.name: (str(node.module), name.name) for node in imports for name in node.names}
@@ -142,7 +147,9 @@ def _named(module: str, name: str, inside: str = "") -> tuple[ast.AST, str] | No
     if module == f"{PACKAGE.name}.methods" and name in methods():  # which finds its classes when it is imported
         return _named(methods()[name], name)
     place = found[1].get(name)
-    return _named(*place, inside) if place and place[0].startswith(inside) else None
+    # a package may import a module of its own by this name: `from torch import nn`
+    follows = place and place[0].startswith(inside) and place != (module, name)
+    return _named(*place, inside) if place and follows else None
 
 
 @cache

@@ -56,6 +56,15 @@ def test_the_nearest_is_the_option_that_was_meant(capsys):
         assert f"did you mean '{option}'?" in fails(capsys, *SVD, f"--{misspelt(option)}", "1")
 
 
+def test_a_method_that_is_a_module_or_whose_file_is_broken_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.py").write_text("class Mine(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--data.task", "sst2", "--model.density", "0.5")
+    assert "'torch.nn' cannot be imported here" in fails(capsys, "fit", "--model", "torch.nn", *options)
+    said = fails(capsys, "fit", "--model", "broken.Mine", *options)
+    assert said.startswith(f"error: {tmp_path / 'broken.py'}, line 1: invalid syntax")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
