@@ -22,11 +22,12 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
-from lit_compress.export.modelling import hand_over, ordinary_form, write_as
+from lit_compress.export.modelling import hand_over, write_as
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
+from lit_compress.models.outline import ordinary_form
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace, without_values

@@ -122,7 +122,7 @@ def _load(folder: Path) -> Model:
         return load_net(folder)
     check_code(f"bench: '{folder}'", folder)
     try:
-        kind = getattr(transformers, task_type_of_net(read_config(folder)).auto_class)
+        kind = getattr(transformers, task_type_of_net(read_config(f"bench: '{folder}'", folder)).auto_class)
         return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     except UserError:
         raise

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from lit_compress.layers import LAYERS
-from lit_compress.models.outline import ordinary_config
+from lit_compress.models.outline import ordinary_form
 from lit_compress.models.own_code import MODULE
 from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
-from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
+from lit_compress.models.surgery import describe, replace
 from lit_compress.tasks import task_type_of_net
 
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
@@ -76,16 +76,6 @@ class Compressed{base}({base}):
             for name, value in activations.items():
                 setattr(self.config, name, value)
 '''
-
-
-def ordinary_form(net: Model) -> Model | None:
-    """Return the ordinary model with the sizes of the fused ``net``, without values; None if the library has none."""
-    if (config := ordinary_config(net)) is None:
-        return None
-    with empty_parameters():
-        ordinary = as_linears(type(net)(config))
-        ordinary.tie_weights()
-    return ordinary.eval()
 
 
 @torch.no_grad()

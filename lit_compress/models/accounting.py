@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from lit_compress.models.sites import Model, Site, base_prefix, embedding_params, find_sites, module_at
 from lit_compress.models.surgery import as_linears, with_random_values, without_values
-from lit_compress.utils.devices import synchronize
 from lit_compress.utils.timing import in_turns, pinned
 
 Graph = Literal["none", "parameters", "sites"]
@@ -157,22 +156,13 @@ def random_inputs(net: Model, batch: int, length: int, seed: int = 0, padded: bo
     return inputs
 
 
-def forwards(nets: Sequence[Model], length: int, batch: int = 1) -> list[Callable[[], None]]:
-    """Return a function for each model that makes one forward of it on ``batch`` x ``length`` random tokens."""
-
-    def forward(net: Model, inputs: dict[str, Tensor]) -> None:
-        net(**inputs)
-        synchronize(net.device)
-
-    return [partial(forward, net, random_inputs(net, batch, length)) for net in nets]
-
-
 def forward_times(
     nets: Sequence[Model], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
-    """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
+    """Return the milliseconds of ``repeats`` forwards of each model on random tokens; the models take turns."""
+    forwards = [partial(net, **random_inputs(net, batch, length)) for net in nets]
     with pinned(threads):
-        return in_turns(forwards(nets, length, batch), repeats)
+        return in_turns(forwards, repeats, device=nets[0].device.type)
 
 
 def measure(net: Model, length: int) -> dict[str, Any]:

@@ -11,14 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.models.checks import (
-    check_counts,
-    check_head,
-    check_tensors,
-    check_tokenizer,
-    is_finetuned,
-    refuse_compressed,
-)
+from lit_compress.models.checks import check_head, check_tensors, check_tokenizer, is_finetuned, refuse_compressed
 from lit_compress.models.files import check_form
 from lit_compress.models.own_code import check_code, read_config
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
@@ -47,13 +40,12 @@ def resolve(backbone: str, option: str = "model.backbone") -> str:
     path = Path(backbone).expanduser()
     if path.is_dir() and (path / "config.yaml").is_file():
         raise UserError(f"{what} is a run, not a model; give its model, {path / 'dense' / 'net'}")
-    check_form(what, path)
-    if not path.is_dir():
+    if not path.exists():
         if not is_name(backbone):
             raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
         path = model_snapshot(option, backbone).folder
-        check_form(what, path)
-    elif not (path / "config.json").is_file():
+    check_form(what, path)
+    if not (path / "config.json").is_file():
         raise UserError(f"{what} holds no config.json; give a folder written by save_pretrained")
     check_code(what, path)
     return str(path)
@@ -73,12 +65,6 @@ def _one_line(what: str, name: str, option: str) -> Iterator[None]:
         raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
 
 
-def _read_config(what: str, folder: Path, **head: Any) -> PreTrainedConfig:
-    """Read the configuration of a model, whose numbers are plausible; ``head`` replaces some of its values."""
-    check_counts(what, folder)
-    return read_config(folder, **head)
-
-
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
     """Load the fast tokenizer of ``backbone``, with a token that can pad (models/padding.py).
 
@@ -91,7 +77,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
 
     name, what = resolve(backbone, option), f"{option}: '{backbone}'"
     with _one_line("tokenizer", name, option):
-        config = _read_config(what, Path(name))
+        config = read_config(what, Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         check_tokenizer(what, tokenizer, config)
     tokenizer.init_kwargs.pop("auto_map", None)  # no export may ask its users to run code that is not in it
@@ -131,7 +117,7 @@ def load_config(name: str, task: Task, option: str = "model.backbone", trained: 
     if trained:
         refuse_compressed(what, folder)
     with _one_line("configuration", str(folder), option):
-        config: Any = _read_config(what, folder, **({} if trained else kind.head(task)))
+        config: Any = read_config(what, folder, **({} if trained else kind.head(task)))
         kind.adopt(config, folder, option)
         if trained:
             check_head(what, config, task)

@@ -244,10 +244,11 @@ def empty(block: nn.Module) -> None:
             setattr(module, name, nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False))
 
 
-class Ending:
+class Ending(nn.Module):
     """The rest of ``net`` behind its last block, whose ``states`` are for every batch; called as a model."""
 
     def __init__(self, net: Blocks, states: Iterator[Tensor]) -> None:
+        super().__init__()
         self._net, self._states, self.config = net, states, net.net.config
         self.get_output_embeddings = net.net.get_output_embeddings
 
@@ -255,13 +256,3 @@ class Ending:
         """Return the outputs of the next batch, or of its first rows."""
         rows = len(next(iter(inputs.values())))
         return self._net.finish(inputs, next(self._states)[:rows])
-
-    __call__ = forward
-
-    def to(self, *_: Any) -> Ending:
-        """Return this; it stays where it is."""
-        return self
-
-    def eval(self) -> Ending:
-        """Return this, which is in evaluation mode."""
-        return self

@@ -34,26 +34,6 @@ def is_compressed(folder: Path) -> bool:
     return is_exported(folder) or bool(read_settings(folder / "structure.json"))
 
 
-# names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
-_COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
-_SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
-MOST_COUNTED, MOST_SIZED = 4096, 2**24
-
-
-def check_counts(what: str, folder: Path) -> None:
-    """Refuse a configuration that is no JSON object, or whose numbers alone would fill the memory."""
-    try:
-        config = json_of(folder / "config.json")
-    except (OSError, ValueError):
-        return
-    if not isinstance(config, dict):
-        raise UserError(f"{what}: its config.json is no JSON object")
-    for name, value in config.items():
-        most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
-        if most is not None and isinstance(value, int | float) and not abs(value) <= most:
-            raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
-
-
 def refuse_compressed(what: str, folder: Path) -> None:
     """Refuse an export, whose tensors do not fit the class that the library would load them into."""
     if is_compressed(folder):

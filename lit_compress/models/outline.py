@@ -36,7 +36,7 @@ from lit_compress.models.sites import (
     sublayers,
 )
 from lit_compress.models.storage import tied
-from lit_compress.models.surgery import as_linears, describe, replace, without_values
+from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.numerics.ranks import stored
 from lit_compress.numerics.search import largest
 from lit_compress.numerics.structures import uniform_options
@@ -223,10 +223,10 @@ def even_counts(
     return {part.last: group.counts[option] for group, option in pairs for part in group.parts}
 
 
-def ordinary_config(net: Model) -> Config | None:
-    """Return the configuration with which the library's own class has the matrices of the fused ``net``.
+def ordinary_form(net: Model) -> Model | None:
+    """Return the model of the library's own class that has the matrices of the fused ``net``, without values.
 
-    None if there is none: it has layers of another kind, of different sizes or of none, or more biases.
+    None if there is none: ``net`` has layers of another kind, of different sizes or of none, or more biases.
     """
     if any(spec["kind"] != "sized" for spec in describe(net).values()):
         return None
@@ -241,9 +241,11 @@ def ordinary_config(net: Model) -> Config | None:
             sizes |= _heads(net, parts[0], queries * parts[0].heads // getattr(net.config, field))
     if (config := _resized(net, sizes)) is None:
         return None
-    ordinary = without_values(lambda: as_linears(type(net)(config)))
+    with empty_parameters():
+        ordinary = as_linears(type(net)(config))
+        ordinary.tie_weights()
     own, others = ({name: value.shape for name, value in of.named_parameters()} for of in (net, ordinary))
-    return config if own == others else None
+    return ordinary.eval() if own == others else None
 
 
 def _by_field(net: Model) -> dict[str, list[SubLayer]]:

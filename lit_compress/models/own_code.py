@@ -6,7 +6,9 @@ Nor does anything that is written here name it. ``what``, option and value, begi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,27 @@ def check_code(what: str, folder: Path) -> None:
         note(f"{what}: the code of its tokenizer ({files[-1]}) is not run{read}")
 
 
-def read_config(folder: Path, **values: Any) -> Config:
-    """Read the configuration of a model, without the code that it names; ``values`` replace some of its own."""
+# names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
+_COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
+_SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
+MOST_COUNTED, MOST_SIZED = 4096, 2**24
+
+
+def read_config(what: str, folder: Path, **values: Any) -> Config:
+    """Read the configuration of a model, without the code that it names; ``values`` replace some of its own.
+
+    Raises:
+        UserError: it is no JSON object, or its numbers alone would fill the memory.
+    """
     from transformers import AutoConfig
 
+    with suppress(OSError, ValueError):  # the library says what is wrong
+        if not isinstance(given := json_of(folder / "config.json"), dict):
+            raise UserError(f"{what}: its config.json is no JSON object")
+        for name, value in given.items():
+            most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
+            if most is not None and isinstance(value, int | float) and not abs(value) <= most:
+                raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
     config: Config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **values)
     for key in _MAPS:
         config.__dict__.pop(key, None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
-from lit_compress.models.checks import check_counts, check_finite
+from lit_compress.models.checks import check_finite
 from lit_compress.models.files import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.own_code import check_code, forget_code, is_exported, read_config
 from lit_compress.models.sites import Config, Model
@@ -73,7 +73,6 @@ def load_net(folder: Path, as_stored: bool = False) -> Model:
 
     check_manifest(f"'{folder}'", folder)
     try:
-        check_counts(f"'{folder}'", folder)
         structure = json_of(folder / "structure.json")
         with empty_parameters():
             net = empty_net(config_of(folder))
@@ -99,7 +98,7 @@ def config_of(folder: Path) -> Config:
         UserError: it has code of its own.
     """
     check_code(f"'{folder}'", folder)
-    config = read_config(folder)
+    config = read_config(f"'{folder}'", folder)
     names = config.__dict__.pop(ACTIVATIONS, None)
     if is_exported(folder):  # its class puts layers of its own into the model
         for name, value in (names or {}).items():
