@@ -56,10 +56,6 @@ class Walk:
         """Return the folder of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
         return self.folder / f"{what}-{number:05}"
 
-    def drop(self, what: str, number: int) -> None:
-        """Remove a folder."""
-        remove(self.path(what, number))
-
     def write(self, what: str, number: int, tensors: Iterable[Tensor]) -> None:
         """Write a tensor for every part into a folder, which is there when all are."""
         with atomic_folder(self.path(what, number)) as temporary:
@@ -104,7 +100,7 @@ class Walk:
             with self.net.block(i):
                 self.forward(i)
             if not keep:
-                self.drop("states", i)
+                remove(self.path("states", i))
 
 
 class BlockStatistics:
@@ -151,7 +147,7 @@ class BlockStatistics:
         with walk.net.block(number) as block:
             walk.forward(number, outputs(block))
             finish(number, block, sums.result())
-        walk.drop("states", number)
+        remove(walk.path("states", number))
 
     def _both(self, number: int, finish: Finish | None) -> None:
         """Put every part through a block and back, sum for ``finish``, and then write the gradient before it."""
@@ -173,7 +169,7 @@ class BlockStatistics:
         with walk.net.block(number) as block, torch.enable_grad():
             walk.write("gradients", number, gradients(block))
         for what in ("gradients", "states"):
-            walk.drop(what, number + 1)
+            remove(walk.path(what, number + 1))
 
     def _first_gradients(self) -> int:
         """Return before which block the gradients of the loss are on disk, the nearest to the first; make the last."""

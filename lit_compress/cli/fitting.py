@@ -32,7 +32,7 @@ from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import check_folder, link_if_equal, read_json
+from lit_compress.utils.files import check_folder, link_if_equal
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
@@ -178,10 +178,9 @@ def _as_stored(cli: CommandLine, config: dict[str, Any]) -> None:
 @rank_zero_only
 def _report(run: Run, job: Job) -> dict[str, Any]:
     """Export the model, write the report and log it; return what is there already."""
-    path, out = run.folder / "report.json", run.folder / "export"
-    if path.is_file() and (out / "report.json").is_file():
-        run.check("report.json")
-        return read_json("run_dir", path, dict)
+    out = run.folder / "export"
+    if (out / "report.json").is_file() and (known := run.read("report.json", dict)) is not None:
+        return known
     dense = str(run.net("dense"))  # whose tokenizer a later export reads
     data = job.data.read_by(load_tokenizer(dense, job.data.record))
     data.backbone = dense

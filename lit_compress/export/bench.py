@@ -22,6 +22,7 @@ from lit_compress.export.integers import quantize, training_feeds
 from lit_compress.export.program import PROBES, by_name, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
+from lit_compress.models.backbones import one_line
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, read_config
 from lit_compress.models.padding import usable_positions
@@ -121,14 +122,9 @@ def _load(folder: Path) -> Model:
     if (folder / "structure.json").is_file():
         return load_net(folder)
     check_code(f"bench: '{folder}'", folder)
-    try:
+    with one_line("model", str(folder), "bench"):
         kind = getattr(transformers, task_type_of_net(read_config(f"bench: '{folder}'", folder)).auto_class)
         return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise UserError(f"bench: cannot load a model from '{folder}': {reason}") from error
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def resolve(backbone: str, option: str = "model.backbone") -> str:
 
 
 @contextmanager
-def _one_line(what: str, name: str, option: str) -> Iterator[None]:
-    """Turn the loaders' many errors into one line with advice."""
+def one_line(what: str, name: str, option: str) -> Iterator[None]:
+    """Turn the many errors of loading ``what`` from ``name`` into one line with advice; it begins with ``option``."""
     try:
         yield
     except UserError:
@@ -76,7 +76,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     from transformers import AutoTokenizer
 
     name, what = resolve(backbone, option), f"{option}: '{backbone}'"
-    with _one_line("tokenizer", name, option):
+    with one_line("tokenizer", name, option):
         config = read_config(what, Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         check_tokenizer(what, tokenizer, config)
@@ -116,7 +116,7 @@ def load_config(name: str, task: Task, option: str = "model.backbone", trained: 
     folder, kind, what = Path(resolve(name, option)), task_type(task), f"{option}: '{name}'"
     if trained:
         refuse_compressed(what, folder)
-    with _one_line("configuration", str(folder), option):
+    with one_line("configuration", str(folder), option):
         config: Any = read_config(what, folder, **({} if trained else kind.head(task)))
         kind.adopt(config, folder, option)
         if trained:
@@ -159,7 +159,7 @@ def load_net(name: str, task: Task, option: str = "model.backbone", trained: boo
     renamed = {r"^model\.": "transformer."} if base == "transformer" else None  # of a Llama's with a head for spans
     library.addFilter(_is_no_report)
     try:
-        with _one_line("model", folder, option):
+        with one_line("model", folder, option):
             net, info = _auto_class(kind).from_pretrained(
                 folder, config=config, key_mapping=renamed, dtype=torch.float32,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,

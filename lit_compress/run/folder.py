@@ -97,16 +97,12 @@ class Run:
             return False
         return (self.folder / "stages.json").is_file() or any(self.folder.glob("*/*.ckpt"))
 
-    def check(self, name: str) -> None:
-        """Refuse a record that differs from the manifest of the run."""
-        check_manifest(f"run_dir: '{self.folder}'", self.folder, name)
-
-    def _read(self, name: str, kind: type[T]) -> T | None:
+    def read(self, name: str, kind: type[T]) -> T | None:
         """Return the content of a JSON record; None if it is not there."""
         path = self.folder / name
         if not path.is_file():
             return None
-        self.check(name)
+        check_manifest(f"run_dir: '{self.folder}'", self.folder, name)
         return read_json("run_dir", path, kind)
 
     def keep(self, name: str, content: Any) -> None:
@@ -126,7 +122,7 @@ class Run:
         path = self.folder / "config.yaml"
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
-        self.check("config.yaml")
+        check_manifest(f"run_dir: '{self.folder}'", self.folder, path.name)
         stored = read_yaml("run_dir", path)
         try:
             config = checked_groups(f"run_dir: '{path}'", stored, strict)
@@ -141,7 +137,7 @@ class Run:
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
-        path, records = self.folder / "stages.json", self._read("stages.json", list) or []
+        path, records = self.folder / "stages.json", self.read("stages.json", list) or []
         names: list[Any] = [record.get("name") if isinstance(record, dict) else None for record in records]
         if not all(isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name) for name in names):  # of their folders
             raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
@@ -153,18 +149,18 @@ class Run:
 
     def facts(self) -> dict[str, Any] | None:
         """Return the facts of the data; None before they are known."""
-        return self._read("data.json", dict)
+        return self.read("data.json", dict)
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
         if (chosen := self._chosen()) and chosen["asked"][0] == asked:
             return float(chosen["density"])
-        budget = self._read("budget.json", dict) or {}
+        budget = self.read("budget.json", dict) or {}
         return budget.get("density") if budget.get("asked") == asked else None
 
     def _chosen(self) -> dict[str, Any]:
         """Return ``removes`` and ``density``, if an earlier version chose them for what was ``asked``; else {}."""
-        return self._read("removal.json", dict) or {}
+        return self.read("removal.json", dict) or {}
 
     @property
     def foreign(self) -> bool:

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
+from lit_compress.models.own_code import read_settings
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, link_if_equal, write_json
+from lit_compress.utils.files import link_if_equal, write_json
 
 COMMAND = ("python", "-m", "lit_compress")
 POLL = 0.2  # seconds
@@ -76,10 +77,7 @@ class Fit:
     @property
     def state(self) -> dict[str, Any]:
         """The record of the job; {} if it was never begun."""
-        try:
-            return json_of(self.out / "state" / f"{self.name}.json")
-        except (OSError, ValueError):
-            return {}
+        return read_settings(self.out / "state" / f"{self.name}.json")
 
     def record(self, **values: Any) -> None:
         """Write the record of the job."""

@@ -50,7 +50,7 @@ from lit_compress.models.sites import Model
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, write_json
+from lit_compress.utils.files import read_json, remove, write_json
 from lit_compress.utils.progress import track
 
 RATE = 1e-2  # share of a parameter's root mean square that a step changes at most, about
@@ -110,7 +110,7 @@ class Refinement:
     def __call__(self, number: int, block: nn.Module) -> None:
         """Train a compressed block, on the CPU before and afterwards, and write the next one's input."""
         start = time.perf_counter()
-        self.own.drop("states", number - 1)
+        remove(self.own.path("states", number - 1))
         self.dense.reach(self.behind[number])
         block.to(self.own.net.device)
         with torch.no_grad():
