@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.compressed import Shared, with_export
-from lit_compress.api.inputs import asks, brought, named, write_tokenizer
+from lit_compress.api.inputs import COLUMNS, brought, named, write_tokenizer
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
@@ -176,7 +176,7 @@ def evaluate(
             write_tokenizer(config, tokenizer, name)
         target = find_target(str(name), "evaluate")
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
-        if stored is None or asks(options):
+        if stored is None or any(options.get(name) is not None for name in ("task", *COLUMNS)):
             _, given = brought(str(target.folder), None, data, options, written, split)
         elif data is not None:  # its columns are stored
             _, given = brought(str(target.folder), None, data, {"task": stored}, written, split)

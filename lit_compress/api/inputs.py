@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 COLUMNS = {"kind": "data.custom.kind", "text": "data.custom.text", "label": "data.custom.label"}
 
 
-def asks(options: Mapping[str, Any]) -> bool:
-    """Return whether options of a function name the task or its columns."""
-    return any(options.get(name) is not None for name in ("task", *COLUMNS))
-
-
 def brought(
     model: Model, tokenizer: Tokenizer, data: Data, options: dict[str, Any], temporary: Path | None,
     whole: str | None = None,

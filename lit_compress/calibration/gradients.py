@@ -40,7 +40,7 @@ _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on
 class ExampleGradients(Collector):
     """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
 
-    That frees their memory early. ``sums`` by site have ``add(uses)``, ``totals()`` and ``mean(examples)``.
+    That frees their memory early. ``sums`` by site have ``add(uses)``, ``total`` and ``mean(examples)``.
     """
 
     by_token = False
@@ -74,14 +74,13 @@ class ExampleGradients(Collector):
             self.sums[name].add(uses)
 
     def totals(self) -> Iterator[Tensor]:
-        """Yield the sums of all matrices."""
-        for sums in self.sums.values():
-            yield from sums.totals()
+        """Return the sums of all matrices."""
+        return (sums.total for sums in self.sums.values())
 
     def result(self) -> dict[str, Any]:
         """Return the means over the examples."""
         for name, sums in self.sums.items():
-            if not all(total.isfinite().all() for total in sums.totals()):
+            if not sums.total.isfinite().all():
                 raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")
         every, self.sums = self.sums, {}
         return {name: every.pop(name).mean(float(self.examples)) for name in list(every)}
@@ -92,39 +91,35 @@ class Fisher:
     """Squared gradients G [out, in] of one matrix: their sums over examples, in the end their mean.
 
     Attributes:
-        columns: float64 [in], sum over the rows of G ** 2; the weights of FWSVD.
+        total: float64 [in], sum over the rows of G ** 2; the weights of FWSVD.
         outputs: number of rows.
     """
 
-    columns: Tensor
+    total: Tensor
     outputs: int
 
     @property
     def importance(self) -> Tensor:
         """The mean of each column, the importance that :func:`lit_compress.numerics.decompose.weighted_svd` takes."""
-        return self.columns / self.outputs
+        return self.total / self.outputs
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every example's gradient, which is the sum over the uses."""
-        shape, examples, tokens = (self.outputs, len(self.columns)), len(uses[0][0]), sum(x.shape[1] for x, _ in uses)
+        shape, examples, tokens = (self.outputs, len(self.total)), len(uses[0][0]), sum(x.shape[1] for x, _ in uses)
         gram = tokens < break_even_rank(*shape)
         size = tokens * (tokens + max(shape)) if gram else prod(shape)
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
         for start in range(0, examples, step):
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
             if gram:
-                _add(self.columns, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
+                _add(self.total, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
             else:
-                _add(self.columns, (delta.mT @ x).square_().sum(0).sum(0))
-
-    def totals(self) -> list[Tensor]:
-        """Return the sums."""
-        return [self.columns]
+                _add(self.total, (delta.mT @ x).square_().sum(0).sum(0))
 
     def mean(self, count: float) -> Fisher:
         """Return the mean over ``count`` examples, on the CPU."""
         # the Gram form may round a zero to something negative
-        return Fisher((self.columns / count).clamp_min(0).cpu(), self.outputs)
+        return Fisher((self.total / count).clamp_min(0).cpu(), self.outputs)
 
 
 @dataclass(frozen=True)
@@ -175,10 +170,6 @@ class GradientSum:
         """Add the gradients of all examples, which are sums over the uses."""
         for x, delta in uses:
             self.total += (delta.flatten(0, 1).mT @ x.flatten(0, 1)).to(self.total.device)
-
-    def totals(self) -> list[Tensor]:
-        """Return the sum."""
-        return [self.total]
 
     def mean(self, count: float) -> Tensor:
         """Return the mean over ``count`` examples, on the CPU."""

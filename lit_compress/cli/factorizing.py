@@ -26,7 +26,7 @@ from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
 from lit_compress.run.finish import one_shot
-from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run, begin_work, end_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
@@ -41,6 +41,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import freed_memory_returned, return_freed_memory, trim
 from lit_compress.utils.progress import note
+from lit_compress.utils.sharding import is_first
 
 COMPRESSED = "compressed"  # the first stage of the run that --distil continues
 
@@ -206,7 +207,7 @@ def _factorized(
     else:
         of_first(COMPRESSED, keep, job.trainer)
         distilling.fit(run.net(COMPRESSED))
-        if not is_first_process():
+        if not is_first():
             return None
         net, facts = run.load(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
         facts |= {"distilled": distilling.told()}

@@ -102,8 +102,11 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
         if (suffix := path.suffix.lower()) not in READERS:
             raise UserError(f"{place.where} is no {', '.join(READERS)}; {nearest(suffix, READERS)}; unpack archives")
         sources = {"train": _files(task, [path], place)}
-    elif _is_saved(path):
-        sources = _saved(task, path)
+    elif _is_saved(path):  # a single dataset is ``train``
+        from datasets import load_from_disk
+
+        _refuse_pointers(sorted(file for file in path.rglob("*") if file.is_file()))
+        sources = _loaded(task, place.where, lambda: load_from_disk(str(path)))
     elif path.is_dir():
         sources = _folder(task, path, place.where, place)
     else:
@@ -205,14 +208,6 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
     if formats[1:] and not plain and not task_type(task).one_text:
         note(f"data.path: '{folder}': its {formats[0]} files are read, not its {' and '.join(formats[1:])} files")
     return plain, _as_named(task, f"data.path: '{folder}'", found[formats[0]] if formats else {})
-
-
-def _saved(task: Task, folder: Path) -> Sources:
-    """Return the splits of a folder that ``save_to_disk`` wrote; a single dataset is ``train``."""
-    from datasets import load_from_disk
-
-    _refuse_pointers(sorted(file for file in folder.rglob("*") if file.is_file()))
-    return _loaded(task, f"data.path: '{folder}'", lambda: load_from_disk(str(folder)))
 
 
 def _files(task: Task, files: Sequence[Path], place: Place) -> Source:

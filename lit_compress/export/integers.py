@@ -90,7 +90,8 @@ def quantize(
         except Exception as error:  # the libraries raise anything
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
-        _move(best, out)
+        for suffix in {out.suffix, ".bin"} if out.suffix == ".xml" else {out.suffix}:  # OpenVINO's weights as well
+            best.with_suffix(suffix).replace(out.with_suffix(suffix))
 
 
 def quantize_program(
@@ -123,12 +124,6 @@ def quantize_program(
         "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
         "examples": read,
     }  # fmt: skip
-
-
-def _move(path: Path, to: Path) -> None:
-    """Let a program take the place of another, with OpenVINO's file of weights."""
-    for suffix in {path.suffix, ".bin"} if path.suffix == ".xml" else {path.suffix}:
-        path.with_suffix(suffix).replace(to.with_suffix(suffix))
 
 
 def single_texts(feeds: Sequence[Feed]) -> list[Feed]:

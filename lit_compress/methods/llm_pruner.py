@@ -5,7 +5,7 @@ https://arxiv.org/abs/2305.11627; program: https://github.com/horseee/LLM-Pruner
 
     groups        a head: its rows of q, k, v and its columns of o; a neuron: its rows of gate and up, its
                   column of down (section 3.1)                                        models/sites.py, models/cut.py
-    element^1     I_w = |w dL/dw| (section 3.2)                                       numerics/importance.py
+    element^1     I_w = |w dL/dw| (section 3.2)
     group         the sum over its weights; the paper also tries product, maximum, and the last matrix, o or down
     pruning       in every block the same share of heads and of neurons, the least important; the first and the last
                   blocks stay whole; then the model is trained (section 3.3)
@@ -43,7 +43,6 @@ from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import even_counts
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import Model, SubLayer, cuttable
-from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.base import Limits, Training
 from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.distillation import Distillation
@@ -116,13 +115,16 @@ def kept_counts(net: Model, settings: CoupledPruning, density: float, step: int 
 
 
 def group_importance(net: Model, part: SubLayer, gradients: Mapping[str, Tensor]) -> Tensor:
-    """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites."""
+    """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites (Eq. 5).
+
+    It is the sum of |w g| over the unit's elements of all matrices.
+    """
     units, scores = part.count(net), []
     for role, name in part.sites.items():
         weight, reads = net.get_parameter(f"{name}.weight").detach(), role in ("o", "down")
         w, g = (m.mT if reads else m for m in (weight, gradients[name]))
         for rows in split_parts(role, torch.arange(len(w)), len(w) // (len(parts_of(role)) * part.heads)):
-            scores.append(unit_importance(w[rows], g[rows], units))
+            scores.append((w[rows].double() * g[rows].double()).abs().sum(1).view(units, -1).sum(1))
     return torch.stack(scores).sum(0)
 
 

@@ -204,17 +204,3 @@ def update_row_average_(
     mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
     torch._foreach_copy_(here, torch.where(finite, mean, window).split(sizes))
     return finite
-
-
-@torch.no_grad()
-def unit_importance(weight: Tensor, gradient: Tensor, units: int) -> Tensor:
-    """Return the importance [units], float64, of heads or neurons by their rows of one matrix (LLM-Pruner Eq. 5).
-
-    It is the sum over the unit's elements of |w g|, g the gradient of the loss.
-
-    Args:
-        weight: W [rows, elements]; of a matrix that reads the units, its transpose.
-        gradient: g, same shape.
-        units: their number; each has as many rows, one after the other.
-    """
-    return (weight.double() * gradient.double()).abs().sum(1).view(units, -1).sum(1)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import product
+from itertools import groupby, product
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -299,16 +299,13 @@ class Plan:
 
     def gather(self) -> dict[str, Any]:
         """Write ``compare.json``, a function of the files in the folder, and return its content."""
-        cells: dict[str, list[Fit]] = {}
-        for job in self.jobs:
-            if job.label:
-                cells.setdefault(job.cell, []).append(job)
-        done = next((job for job in self.jobs if job.label and job.done), None)
+        runs = [job for job in self.jobs if job.label]
+        done = next((job for job in runs if job.done), None)
         metric = (read_report(done.folder) or {})["metric"] if done else None
         gathered = {
             "config": asdict(self.comparison), "task": self.task, "metric": metric,
             "fairness": self.fairness(), "data": dict(self.data),
-            "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
+            "cells": [_cell(name, [*jobs], metric) for name, jobs in groupby(runs, lambda job: job.cell)],
         }  # fmt: skip
         write_json(self.out / COMPARISON, gathered)
         return gathered

@@ -16,22 +16,16 @@ from itertools import count
 from typing import Any, TypeVar
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
 from lit_compress.run.trainer import bare_trainer
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import from_first, several
+from lit_compress.utils.sharding import from_first, is_first, several
 
 T = TypeVar("T")
 DECIDED = "LIT_COMPRESS_DECIDED"  # variable of the environment in which Lightning's processes inherit
 MOST = timedelta(minutes=30)  # that a process waits for the first one
 _asked = count()
-
-
-def is_first_process() -> bool:
-    """Return whether this is the first process of a run, also before the processes have a group."""
-    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> T:
@@ -56,7 +50,7 @@ def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> 
         value = make()
         os.environ[DECIDED] = json.dumps(inherited | {name: value})
         return value
-    if name in inherited and not is_first_process():
+    if name in inherited and not is_first():
         value = inherited.pop(name)
         os.environ[DECIDED] = json.dumps(inherited)
         return value
@@ -72,7 +66,7 @@ def _store(address: str, port: int, rank: int, ranks: int) -> distributed.Store:
 
 
 def _at_store(store: distributed.Store, key: str, make: Callable[[], T]) -> T:
-    if is_first_process():
+    if is_first():
         try:
             value = make()
         except BaseException as error:

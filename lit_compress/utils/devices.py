@@ -13,18 +13,18 @@ from lit_compress.utils.progress import note
 
 Net = TypeVar("Net", bound=nn.Module)
 _ENOUGH = 0.8  # share of the free memory that one user of it may take
-_asked = ("auto", "trainer.accelerator")  # name and option
+_asked = "auto"  # its name
 
 
-def use_device(name: str, option: str = "trainer.accelerator") -> None:
-    """Make the device of ``name``, which ``option`` was given, the one of this process, without a check."""
+def use_device(name: str) -> None:
+    """Make the device of ``name``, which trainer.accelerator was given, the one of this process, without a check."""
     global _asked
-    _asked = (name, option)
+    _asked = name
 
 
 def current_device() -> torch.device:
     """Return the device of models and batches: as :func:`use_device` was told; raises as :func:`find_device`."""
-    return find_device(*_asked)
+    return find_device(_asked)
 
 
 def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:

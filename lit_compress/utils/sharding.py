@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, distributed, nn
 
 from lit_compress.utils.errors import UserError
@@ -64,8 +65,8 @@ def sum_over_ranks(values: Tensor) -> None:
 
 
 def is_first() -> bool:
-    """Return whether this is the only process of the run, or rank 0."""
-    return not several() or distributed.get_rank() == 0
+    """Return whether this is the first process of the run, also before the processes have a group."""
+    return (distributed.get_rank() if several() else getattr(rank_zero_only, "rank", 0)) == 0
 
 
 def from_first(make: Callable[[], T]) -> T:

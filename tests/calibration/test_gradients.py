@@ -55,7 +55,7 @@ def check(found, expected, tolerance=1e-10):
     assert found.keys() == expected.keys()
     for name, square in expected.items():
         assert square.max() > 0, name
-        value, sums = found[name].columns, square.sum(0)
+        value, sums = found[name].total, square.sum(0)
         assert value.dtype == torch.float64 and value.shape == sums.shape
         torch.testing.assert_close(value, sums.double(), rtol=tolerance, atol=tolerance * float(sums.max()))
         torch.testing.assert_close(found[name].importance, square.mean(0).double())
@@ -98,7 +98,7 @@ def test_the_cheaper_form_is_taken(tokens, gram):
     per_example = tokens**2 * 96 if gram else tokens * 32 * 64
     assert counter.get_total_flops() == 2 * 3 * per_example
     gradient = torch.einsum("sto,sti->soi", delta, x).double()
-    torch.testing.assert_close(sums.columns, (gradient**2).sum((0, 1)), rtol=1e-4, atol=0)
+    torch.testing.assert_close(sums.total, (gradient**2).sum((0, 1)), rtol=1e-4, atol=0)
 
 
 def test_rounding_never_gives_a_negative_sum():
@@ -107,9 +107,9 @@ def test_rounding_never_gives_a_negative_sum():
     x = x - u * (u.mT @ x) / (u.mT @ u)
     sums = Fisher(torch.zeros(64).double(), 32)
     sums.add([(x, u * v)])
-    assert sums.columns.min() < 0
+    assert sums.total.min() < 0
     found = sums.mean(1.0)
-    assert found.columns.min() == 0 and found.columns.max() < 1e-3
+    assert found.total.min() == 0 and found.total.max() < 1e-3
 
 
 def test_no_gradient_of_a_weight_is_computed():
@@ -117,7 +117,7 @@ def test_no_gradient_of_a_weight_is_computed():
     net, sites = make()
     batch, order = batch_of(net), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fisher, "add", lambda sums, uses: order.append((sums.outputs, len(sums.columns), len(uses))))
+        patch.setattr(Fisher, "add", lambda sums, uses: order.append((sums.outputs, len(sums.total), len(uses))))
         with FlopCounterMode(display=False) as counter:
             estimate_fisher(net, [batch], "classification", sites)
     with FlopCounterMode(display=False) as plain:
@@ -169,11 +169,11 @@ def test_a_matrix_without_gradient_is_zero():
     found = estimate_fisher(net, [batch_of(net)], "classification", sites)
     for name in ("attention.self.query", "attention.self.value", "intermediate.dense"):
         entry = found[f"bert.encoder.layer.1.{name}"]
-        assert entry.columns.eq(0).all()
+        assert entry.total.eq(0).all()
     net.register_module("aside", nn.Linear(32, 4, dtype=torch.float64))
     net.bert.encoder.layer[0].register_forward_hook(lambda module, args, out: (net.aside(args[0]), out)[1])
     unused = estimate_fisher(net, [batch_of(net)], "classification", ["aside"])["aside"]
-    assert unused.outputs == 4 and unused.columns.shape == (32,) and unused.columns.eq(0).all()
+    assert unused.outputs == 4 and unused.total.shape == (32,) and unused.total.eq(0).all()
 
 
 def test_one_of_two_uses_without_influence():
@@ -205,7 +205,7 @@ def test_under_no_grad_autocast_and_another_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     for name, entry in expected.items():
-        assert torch.equal(found[name].columns, entry.columns)
+        assert torch.equal(found[name].total, entry.total)
 
 
 @pytest.mark.parametrize(("task", "expected"), [("wikitext2", [4, 1]), ("sst2", [4, 1]), ("xsum", [3, 2])])

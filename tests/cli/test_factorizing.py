@@ -153,7 +153,7 @@ def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     config = {"model": {"init_args": {}}}
     monkeypatch.setattr(fitting, "of_first", lambda *_: {"config": config, "density": 0.5})
     monkeypatch.setattr(factorizing, "of_first", lambda *_: None)
-    monkeypatch.setattr(factorizing, "is_first_process", lambda: False)
+    monkeypatch.setattr(factorizing, "is_first", lambda: False)
     monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
     for name in ("compress_and_refine", "write_export"):
         monkeypatch.setattr(factorizing, name, lambda *_: pytest.fail("work of the first process"))
