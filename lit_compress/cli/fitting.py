@@ -223,14 +223,11 @@ def print_choices(report: dict[str, Any]) -> None:
     for line in choice_lines(report):
         print(line)
     made = report.get("program") or {}
-    if lost := _lost(made, report) if "dtype" in made else "":
-        what = f"{made['dtype']} loses {lost}; leave --dtype {made['dtype']} out, or compress less"
-        warnings.warn(what, stacklevel=2)
-
-
-def _lost(made: dict[str, Any], report: dict[str, Any]) -> str:
-    """Return what a program of integers lost of the metric in float; "" if it is little."""
-    metric, before = made["metric"], report["compressed"]["metric"]
+    if "dtype" not in made:
+        return
+    dtype, metric, before = made["dtype"], made["metric"], report["compressed"]["metric"]
     error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
     lost = before - metric if report["metric"]["mode"] == "max" else metric - before
-    return "" if lost <= error else f"the metric (dev {report['metric']['name']} {metric:.4f}, in float {before:.4f})"
+    if not lost <= error:
+        what = f"the metric (dev {report['metric']['name']} {metric:.4f}, in float {before:.4f})"
+        warnings.warn(f"{dtype} loses {what}; leave --dtype {dtype} out, or compress less", stacklevel=2)

@@ -55,11 +55,6 @@ class Choices:
         """The integers of the program; None if it has none."""
         return self.dtype if self.dtype == "int8" or self.dtype == "int4" else None
 
-    @property
-    def bits(self) -> int:
-        """Of the weights of the program."""
-        return {"int8": 8, "int4": 4}.get(self.dtype, 32)
-
     def check(self, net: Model | None = None) -> None:
         """Refuse values that are not valid, choices that exclude each other, and those that ``net`` cannot have.
 

@@ -126,13 +126,10 @@ def describe(net: nn.Module) -> Structure:
     return structure
 
 
-FactorsOf = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
-
-
 def factorize(
     net: Model,
     ranks: dict[str, int],
-    factors: FactorsOf | None,
+    factors: Callable[[str, Tensor, int], tuple[Tensor, Tensor]] | None,
     layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
     mean: Callable[[str], Tensor | None] = lambda name: None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,

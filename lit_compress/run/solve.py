@@ -61,7 +61,8 @@ class Outline:
     def bytes(self) -> int:
         """Size of ``model.safetensors``; if the export has a program, about the size of this."""
         if self.choices.format != "hf":
-            return estimated_bytes(self.net, self.choices.bits, GRAPH[self.choices.format])
+            bits = {"int8": 8, "int4": 4}.get(self.choices.dtype, 32)
+            return estimated_bytes(self.net, bits, GRAPH[self.choices.format])
         return file_bytes(self.net)
 
     @cached_property

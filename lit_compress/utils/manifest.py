@@ -23,8 +23,6 @@ _FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of 
 _OURS = ("structure.json", "config.yaml")  # in the folder of a model, of a run
 _LARGE = 2**20  # bytes
 
-Entry = dict[str, Any]
-
 
 def write_manifest(folder: Path) -> None:
     """Write ``manifest.json``: ``{"files": {relative name: {"bytes": size, "sha256": hexadecimal}}}``."""
@@ -120,7 +118,7 @@ def _read(path: Path) -> Any:
     return listed
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
