@@ -142,7 +142,6 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
     gathered = 0.0
     for density in densities:
         compression = one_shot_stage(cli.build().at(density).method).compression
-        compression.folder = options.backbone
         compression.check(dense)
         calibration = compression.calibration(dense, data)
         if method in ESTIMATES:

@@ -246,7 +246,6 @@ class Estimates:
         from lit_compress.cli.factorizing import one_shot_stage
 
         stage = one_shot_stage(self.made.command_line(removes, self.made.folders[0]).build().at(density).method)
-        stage.compression.folder = self.options.teachers / self.task
         return stage.compression
 
     def measured(self, variant: str, removes: str) -> dict[str, Tensor]:

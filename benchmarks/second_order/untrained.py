@@ -134,7 +134,6 @@ class Untrained:
         gathered = 0.0
         for density in densities:
             compression = one_shot_stage(cli.build().at(density).method).compression
-            compression.folder = self.options.teachers / self.task
             task, data = self.parts.method.task, self.parts.data
             if measured is None:
                 measured = measure(self.dense, compression, task, data, self.device)

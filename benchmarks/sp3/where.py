@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks import common, timing
-from lit_compress.models.accounting import count_params, flops, forwards
+from lit_compress.models.accounting import count_params, flops, random_inputs
 from lit_compress.utils.timing import in_turns, pinned, speedup, summary
 
 WIDTHS = "sst2-pca-0.06-1"  # the result with the widths of every layer
@@ -70,7 +71,7 @@ def cofi_net() -> Any:
 def measure(batch: int, length: int, rounds: int) -> dict[str, Any]:
     """Time all models at one shape."""
     nets = {"dense": timing.random_bert(timing.MINILM).eval(), **sp3_nets(), "CoFi": cofi_net()}
-    runs = dict(zip(nets, forwards(list(nets.values()), length, batch), strict=True))
+    runs = {name: partial(net, **random_inputs(net, batch, length)) for name, net in nets.items()}
     with pinned(1):
         times = in_turns(list(runs.values()), rounds, warm_up=2, clock=time.process_time)
         kinds = {name: timing.shares(run, min(rounds, 12)) for name, run in runs.items() if name != "dense"}

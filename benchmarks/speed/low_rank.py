@@ -25,7 +25,7 @@ from lit_compress.export.bench import BenchedNet, Settings
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES, placed
-from lit_compress.models.accounting import flops, forwards, stored_density
+from lit_compress.models.accounting import flops, random_inputs, stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.stages.rank_rule import RankRule
@@ -93,7 +93,7 @@ def rest(rounds: int, threads: int) -> dict[str, Any]:
     for site in find_sites(dense):  # zeros without a product; everything else stays
         layer = bare.get_submodule(site.name)
         layer.forward = lambda x, width=layer.out_features: x.new_zeros(*x.shape[:-1], width)
-    runs = forwards([dense, bare], timing.LENGTH, timing.BATCH)
+    runs = [partial(net, **random_inputs(net, timing.BATCH, timing.LENGTH)) for net in (dense, bare)]
     with pinned(threads):
         whole, left = in_turns(runs, rounds, warm_up=1, clock=time.process_time)
     return {"rest": timing.ratio(left, whole), "milliseconds": {"dense": summary(whole), "rest": summary(left)}}

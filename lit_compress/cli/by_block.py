@@ -69,7 +69,6 @@ def factorize_by_block(
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     if compression.keeps_all:
         raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
-    compression.folder = Path(method.backbone).expanduser()
     if not compression.by_block:
         name = type(method).__name__
         raise UserError(

@@ -229,7 +229,6 @@ def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Mod
     scores, compression = evaluate(dense, data, sure=True), stage.compression
     stage.check(dense)
     stage.check_data(dense, data)
-    compression.folder = Path(method.backbone).expanduser()
     with freed_memory_returned():  # not while blocks are trained
         net = compress(dense, compression, method.task, data, current_device(), keep=True)
     facts = {"dense": scores, "calibration": compression.record(data), "refined": None, "distilled": None}
