@@ -241,20 +241,16 @@ def collected(
 
 
 class CompressedStage(Stage):
-    """A stage that compresses the model of the stage before in one shot, and then trains it."""
+    """A stage that compresses the model of the stage before by its ``compression``, in one shot, and then trains it."""
 
+    compression: Compression
     shrinks_first = repeatable = True
 
     def __init__(self, name: str, settings: Training, compression: Compression, distil: bool = True) -> None:
         super().__init__(name, settings, distil)
-        self._compression = (compression,)  # a tuple hides a method from the modules of its stage
+        vars(self)["compression"] = compression  # a method is no module of its stage
         self.round_to, self.uniform = compression.round_to, compression.uniform
         self.decided_by_data = compression.decided_by_data
-
-    @property
-    def compression(self) -> Compression:
-        """The one-shot step."""
-        return self._compression[0]
 
     @property
     def keeps_all(self) -> bool:
