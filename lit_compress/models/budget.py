@@ -4,7 +4,7 @@ A budget is a limit. ``density=0.25`` is of the matrices, ``params=5M`` and
 ``size=20MB`` are of the whole model, embeddings included, ``size`` of its program if the export has one, ``flops=0.3``
 is a share of a forward of the dense model, and ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a
 runtime, for batches of texts of so many tokens, on one thread of this machine's CPU, or with ``@cuda`` on its
-accelerator. All but the first are turned into a density (run/solve.py, run/trials.py), and checked on the export.
+accelerator. All but the first are turned into a density (run/solve.py), and checked on the export.
 """
 
 from __future__ import annotations

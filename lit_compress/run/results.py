@@ -139,15 +139,14 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     ``bar`` is the spread, or of a single run the standard error.
     ``chance``: none is clearly better than a constant answer.
     """
-    reports = {run.name: run.report for run in runs if run.report}
     by_key: dict[tuple[str, str], list[RunResult]] = {}
     labels = list(dict.fromkeys(run.label for run in runs))
     for run in sorted(runs, key=lambda run: labels.index(run.label)):
         by_key.setdefault((run.label, run.budget), []).append(run)
     grouped = []
     for (label, budget), some in by_key.items():
-        done = [run.name for run in some if run.report]
-        entries = [reports[name]["compressed"] for name in done]
+        reports = [run.report for run in some if run.report]
+        entries = [report["compressed"] for report in reports]
         values = [entry["metric"] for entry in entries]
         spread = stdev(values) if len(values) > 1 else None
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
@@ -156,9 +155,9 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "mean": mean(values) if values else None, "spread": spread,
             "bar": errors[0] if spread is None and errors else spread,
             "density": mean(entry["density"] for entry in entries) if entries else None,
-            "gain": mean_gain([reports[name] for name in done]),
+            "gain": mean_gain(reports),
             "costs": mean_costs([costs_in(entry) for entry in entries]),
-            "chance": bool(done) and all(near_chance(reports[name], "compressed") for name in done),
+            "chance": bool(reports) and all(near_chance(report, "compressed") for report in reports),
         })  # fmt: skip
     return grouped
 
