@@ -36,8 +36,6 @@ ROOMS = ("numerics", "stages", "export", "run", "data")
 SECONDS = 120  # of a test; one that never ends has noticed it
 MOST = 300  # tests of a place, besides those that mirror its file
 EQUAL = {  # "file: line as it is -> line as it was made": why nobody can see it
-    "lit_compress/numerics/chunked_logits.py: size = max(1, min(POSITIONS, ELEMENTS // sum(part.vocabulary for part in "
-    "logits))) -> size = max(2, min(POSITIONS, ELEMENTS // sum(part.vocabulary for part in logits)))": "any size",
     "lit_compress/numerics/losses.py: rows = state.new_tensor(float(state[..., 0].numel())) if mask is None else "
     "(mask != 0).sum() -> rows = state.new_tensor(float(state[..., 1].numel())) if mask is None else (mask != 0).sum()":
         "both have the same number",

@@ -214,7 +214,7 @@ def whole(
             for part in parts if len(rows["index"]) else ():
                 sums.examples += len(part["index"])
                 with watched(net, sums, sites, task.masks(part), len(part["index"]), names):
-                    output = task.run(net, part)
+                    output = task.run(net, part, logits=gradients)
                     if gradients and (loss := statistic.loss(task, task.logits(output, part), part)).requires_grad:
                         loss.backward()
                 sums.end()

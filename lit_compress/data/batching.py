@@ -100,9 +100,15 @@ class BatchOrder(Sampler[list[int] | Share]):
     world_size: int = 1  # processes that share an epoch
     shuffle: bool = True  # a new order every epoch, for training
     accumulate: int = 1  # micro-batches of a rank in a step
+    most: int | None = None  # rows of a micro-batch, if fewer than ``batch_size``
     epoch: int = 0  # of the next iteration
     skip: int = 0  # batches of it that the next iteration leaves out, because they were delivered before
     delivered: int = 0  # batches of the epoch delivered so far, without those that workers read ahead
+
+    @property
+    def rows(self) -> int:
+        """Most rows of a batch or micro-batch."""
+        return self.batch_size if self.most is None else min(self.batch_size, self.most)
 
     @property
     def size(self) -> int:
@@ -118,9 +124,9 @@ class BatchOrder(Sampler[list[int] | Share]):
         if not self.shuffle:
             return iter(batch_order(self.lengths, self.batch_size, self.rank, self.world_size)[self.skip :])
         steps = step_order(self.lengths, self.size, self.seed, self.epoch)[self.skip :]
-        if self.size == self.batch_size:
+        if self.size == self.rows:
             return iter(steps)
-        return (dealt(rows, self.batch_size, self.rank, self.world_size) for rows in steps)
+        return (dealt(rows, self.rows, self.rank, self.world_size) for rows in steps)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, at any position."""
@@ -145,7 +151,7 @@ class ResumableLoader(DataLoader):
     @property
     def largest(self) -> tuple[int, int]:
         """The number of texts of a micro-batch, and the tokens of the longest text."""
-        return min(self.order.batch_size, len(self.order.lengths)), max(self.order.lengths, default=1)
+        return min(self.order.rows, len(self.order.lengths)), max(self.order.lengths, default=1)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the epoch, and the number of its batches that were delivered."""

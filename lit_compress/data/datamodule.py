@@ -186,8 +186,12 @@ class DataModule(DataSettings):
         self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return this process's shares of the optimizer steps, in a new order every epoch."""
-        return self._loader(self._of_fit()["train"], self.batch_size, shuffle=True, accumulate=self.accumulate)
+        """Return this process's shares of the optimizer steps, in a new order every epoch.
+
+        Micro-batches have :attr:`batch_size` rows, or :meth:`fewer`.
+        """
+        most = self.fewer(self.batch_size)
+        return self._loader(self._of_fit()["train"], self.batch_size, True, self.accumulate, most)
 
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
@@ -218,7 +222,7 @@ class DataModule(DataSettings):
         if examples is not None:
             split = replace(split, encoded=self._drawn(split.encoded, examples, option, seed))
         note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
-        return self._loader(split, self.batch_size, shuffle=False)
+        return self._loader(split, self.fewer(self.batch_size), shuffle=False)
 
     def with_texts(self, path: str | None = None) -> DataModule:
         """Return the same data, with all rows of a file, which need no labels, in place of the training rows.
@@ -243,13 +247,15 @@ class DataModule(DataSettings):
         """Return the batches of the rows of the first dev split that :meth:`sample` draws."""
         split = self._validation()[0]
         drawn = replace(split, encoded=split.encoded.select(self.sample(rows)))
-        return self._loader(drawn, self.eval_rows, shuffle=False)
+        return self._loader(drawn, self.fewer(self.eval_batch_size), shuffle=False)
 
     def sample(self, rows: int) -> list[int]:
         """Return the numbers of at most ``rows`` rows of the first dev split, drawn alike for every seed."""
         return sorted(drawn_order(len(self._validation()[0].encoded), VALIDATION_SEED)[:rows])
 
-    def _loader(self, split: Split, batch_size: int, shuffle: bool, accumulate: int = 1) -> ResumableLoader:
+    def _loader(
+        self, split: Split, batch_size: int, shuffle: bool, accumulate: int = 1, most: int | None = None
+    ) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)
         if overfit > 0:
             raise UserError(
@@ -257,7 +263,7 @@ class DataModule(DataSettings):
             )
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         lengths = split.encoded.with_format("numpy")["length"][:].tolist()
-        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate)
+        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate, most)
         kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
         available = None if kind.one_text else split.available
         return ResumableLoader(

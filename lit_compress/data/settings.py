@@ -17,6 +17,7 @@ from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
 from lit_compress.tasks.sentences import Pooling, read_pooling
+from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub import is_name
 from lit_compress.utils.progress import note
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
-LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
+LOGITS, LOGITS_CPU = 1 << 29, 1 << 25  # most logits over a vocabulary of a batch, on an accelerator and on a CPU
 
 
 def _check_sizes(**sizes: int | None) -> None:
@@ -67,9 +68,10 @@ class DataSettings(LightningDataModule):
             downloaded one; without it the task's data set on the hub. Plain text of several kinds is in a folder
             train, a file of each kind; every draw takes as many examples of each.
         revision: branch, tag or commit of the data set on the hub; without it main. A run keeps the commit.
-        batch_size: training examples per device and micro-batch.
-        eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a
-            large vocabulary give a batch more than 500 million logits.
+        batch_size: training examples per device and micro-batch. Long texts and a large vocabulary make smaller
+            micro-batches of the same step, of at most 34 million logits on a CPU and 537 million on a GPU.
+        eval_batch_size: examples per device and batch in validation, test and predict; for language models with the
+            same limit.
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
             backbone's limit if that is shorter.
         train_examples: number of training examples to draw (by seed); without it all.
@@ -203,6 +205,16 @@ class DataSettings(LightningDataModule):
 
     @property
     def eval_rows(self) -> int:
-        """Examples per device and batch without training: ``eval_batch_size``, or as many as have :data:`LOGITS`."""
+        """Examples per device and batch without training: ``eval_batch_size``, or :meth:`fewer` if logits are read."""
+        return self.fewer(self.eval_batch_size) if task_type(self.record).per_token else self.eval_batch_size
+
+    def fewer(self, examples: int) -> int:
+        """Return the number of ``examples``, or as many as have :data:`LOGITS` over a vocabulary; at least 1.
+
+        It depends on nothing but the options, the tokenizer and the kind of device, so all ranks have the same.
+        """
         logits = task_type(self.record).predicted_tokens(self.record, self.max_length) * len(self.tokenizer)
-        return max(1, min(self.eval_batch_size, LOGITS // logits)) if logits else self.eval_batch_size
+        if not logits:
+            return examples
+        place = current_device() if self.trainer is None else self.trainer.strategy.root_device
+        return max(1, min(examples, (LOGITS_CPU if place.type == "cpu" else LOGITS) // logits))

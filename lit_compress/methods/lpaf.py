@@ -35,7 +35,6 @@ from lit_compress.layers import LowRankLinear, MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, factorize
-from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Limits, Stage, Training
@@ -185,15 +184,15 @@ class MixedRankRetraining(CompressedStage):
         """Return whether both forwards are one of twice the batch: fewer operator calls, but slower on a CPU."""
         return self._can_concat and device.type != "cpu"
 
-    def _two_forwards(self, method: MicroBatches, batch: dict[str, Tensor], coins: Tensor) -> Logits:
+    def _two_forwards(self, method: MicroBatches, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
         """Return the logits [2b, ..., classes] of both forwards."""
-        parts, concats = list[Logits](), self._concats(batch["input_ids"].device)
+        parts, concats = list[Tensor](), self._concats(batch["input_ids"].device)
         if concats:
             batch = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}
         for some in coins.split(2 if concats else 1):
             self._set(some)
             parts.append(method.logits(batch))
-        return parts[0] if concats else joined(*parts)
+        return torch.cat(parts)
 
     def status(self, net: Model, step: int) -> dict[str, float]:
         """Also log p."""

@@ -44,6 +44,7 @@ Deviations, and where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -207,7 +208,7 @@ class ProjectedStage(GatedStage):
         batches = data.calibration_dataloader(min(settings.examples, data.train_size()), CALIBRATION_SEED)
         move(net, trainer.strategy.root_device)
         grams = collect_grams(
-            net, batches, settings.tokens, CALIBRATION_SEED, method.kind.run, method.kind.masks,
+            net, batches, settings.tokens, CALIBRATION_SEED, partial(method.kind.run, logits=False), method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
         )  # fmt: skip
         move(net, "cpu")

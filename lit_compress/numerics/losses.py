@@ -1,29 +1,29 @@
 """Loss functions: task, distillation, consistency, Lagrangian.
 
 They compute in float32, also under autocast (float64 of float64 inputs); a loss is 0-dim where nothing else is said.
-
-Logits [b, tokens, vocabulary] may be chunked (chunked_logits.py), with labels [b, tokens]. :func:`logits_losses`
-computes all losses of a training step in one pass over the chunks.
+Of logits over a vocabulary the float32 values and softmaxes exist for a part of the positions at a time, see
+:func:`in_parts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits, position_losses
 from lit_compress.numerics.vectors import match_loss, vectors_loss
 
 LossKind = Literal["classification", "regression", "relevance", "vectors"]
 States = Sequence[Tensor]  # hidden states [batch, length, width], of the embeddings first
 NUMBERS = ("regression", "relevance")  # one logit per example; two models are compared by its difference
+PART, PART_CPU = 1 << 24, 1 << 20  # most logits of a part; on a CPU, about those that fit a core's cache
 
 
-def task_loss(logits: Logits, labels: Tensor, kind: LossKind, reduction: str = "mean") -> Tensor:
+def task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy or the mean squared error, mean over all labels of the batch; for vectors, vectors.py.
 
     Args:
@@ -31,59 +31,41 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind, reduction: str = "
             width], of length 1, for vectors.
         labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
             :func:`vectors_loss` has them.
-        reduction: ``none`` for the losses of single labels, not of vectors nor of chunked logits.
+        reduction: ``none`` for the losses of single labels, [labels], not of vectors.
     """
-    if isinstance(logits, ChunkedLogits):
-        return logits_losses(logits, labels)["task"]
+    if kind == "classification":
+        losses = in_parts(_cross_entropy, logits.flatten(0, -2), labels.flatten())
+        return losses if reduction == "none" else losses.sum() / (labels != -100).sum()
     logits = _full(logits)
     with _no_autocast(logits):
         if kind == "vectors":
             return vectors_loss(logits, labels)
         if kind == "regression":
             return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
-        if kind == "relevance":
-            logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
-            return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
+        logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
 
 
-def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
+def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
     """Return the cross-entropy or squared error of every example [batch]; vectors have no labels of single examples.
 
     An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
     the same weight, in :func:`task_loss`, whose arguments these are, all labels. With one label per example the means
     are equal.
     """
-    if isinstance(logits, ChunkedLogits):
-        losses = token_losses(logits, labels)
-    else:
-        losses = task_loss(logits, labels, kind, "none").view(len(labels), -1)
+    losses = task_loss(logits, labels, kind, "none").view(len(labels), -1)
     if losses.shape[1] == 1:
         return losses[:, 0]
     counted = (labels != -100).view(len(labels), -1)
     return losses.sum(1) / counted.sum(1).clamp_min(1)
 
 
-def token_losses(logits: Logits, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of every label of ``labels`` [b, tokens], 0 for those that are -100."""
-    if isinstance(logits, Tensor):  # of a program, or of a model whose output layer is not known
-        logits = ChunkedLogits(logits, lambda chunk: chunk, logits.shape[-1])
-    (losses,) = position_losses(lambda x, y: [_cross_entropy(x, y)], [logits], [labels], labels != -100)
-    return losses
-
-
-def token_divergences(student: ChunkedLogits, teacher: ChunkedLogits, counted: Tensor | None) -> Tensor:
-    """Return KL(teacher || student) [b, tokens] of every position, 0 if ``counted`` [b, tokens] is False."""
-    (losses,) = position_losses(lambda x, y: [_divergence(x, y, 1.0)], [student, teacher], [], counted)
-    return losses
-
-
 def logits_losses(
-    logits: Logits,
+    logits: Tensor,
     labels: Tensor | None,
     kind: LossKind = "classification",
     *,
-    teacher: Logits | None = None,
+    teacher: Tensor | None = None,
     temperature: float = 2.0,
     counted: Tensor | None = None,
     copies: int = 1,
@@ -95,41 +77,70 @@ def logits_losses(
 
     Args:
         logits: [copies * b, ..., classes], one copy of the batch after the other.
-        labels: of the b examples; None: the loss of the task is 0, which chunked logits cannot have.
+        labels: of the b examples; None: the loss of the task is 0.
         teacher: the teacher's logits [b, ..., classes].
         temperature: of both distributions of the distillation.
-        counted: bool [b, ...], which distributions are samples; None for all. Of chunked logits those with a label are.
+        counted: bool [b, ...], which distributions are samples; None for all.
         copies: number of forwards; the losses are means over them, the consistency is between two.
     """
-    if not isinstance(logits, ChunkedLogits):
-        terms = {"task": logits.new_zeros(())}
-        if labels is not None:
-            terms["task"] = task_loss(logits, _repeated(labels, copies), kind)
-        if teacher is not None:
-            assert isinstance(teacher, Tensor)
-            chosen = None if counted is None else _repeated(counted, copies)
-            terms["distillation"] = distillation_loss(logits, _repeated(teacher, copies), kind, temperature, chosen)
-        if consistency:
-            first, second = logits.chunk(2)
-            terms["consistency"] = consistency_loss(first, second, kind, counted)
-        return terms
-    assert labels is not None and (teacher is None or isinstance(teacher, ChunkedLogits))
-    names = ["task", *(["distillation"] if teacher is not None else []), *(["consistency"] if consistency else [])]
-    parts = [*logits.chunk(copies), *([] if teacher is None else [teacher])]
+    terms = {"task": logits.new_zeros(())}
+    if labels is not None:
+        terms["task"] = task_loss(logits, _repeated(labels, copies), kind)
+    if teacher is not None:
+        chosen = None if counted is None else _repeated(counted, copies)
+        terms["distillation"] = distillation_loss(logits, _repeated(teacher, copies), kind, temperature, chosen)
+    if consistency:
+        first, second = logits.chunk(2)
+        terms["consistency"] = consistency_loss(first, second, kind, counted)
+    return terms
 
-    def of_chunk(*chunk: Tensor) -> list[Tensor]:
-        own, labels = chunk[:copies], chunk[-1]
-        losses = [torch.stack([_cross_entropy(each, labels) for each in own]).mean(0)]
-        if teacher is not None:
-            target = chunk[copies].detach()
-            distances = torch.stack([_divergence(each, target, temperature) for each in own])
-            losses.append(temperature**2 * distances.mean(0))
-        return [*losses, _difference(*own)] if consistency else losses
 
-    counted = labels != -100
-    total = counted.sum()
-    losses = position_losses(of_chunk, parts, [labels], counted)
-    return {name: loss.sum() / total for name, loss in zip(names, losses, strict=True)}
+def in_parts(losses: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
+    """Return the losses [n] of positions with ``logits`` [n, classes], computed in float32 without autocast.
+
+    More than :data:`PART` logits are divided. Each part is computed again in the backward, so that no softmax of all
+    positions is kept, and gradients alone have the size of the logits.
+
+    Args:
+        losses: function from ``logits`` and ``others`` of some positions to their losses.
+        others: each [n, ...]: further logits, labels.
+    """
+    size = (PART_CPU if logits.device.type == "cpu" else PART) // logits.shape[-1]
+    if len(logits) <= size:
+        return _apart(losses, (logits, *others))
+    found: Tensor = _InParts.apply(losses, max(1, size), logits, *others)  # type: ignore[assignment]
+    return found
+
+
+class _InParts(torch.autograd.Function):
+    """Losses of parts of ``size`` positions, computed again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Callable[..., Tensor], size: int, *inputs: Tensor) -> Tensor:
+        ctx.losses, ctx.size = losses, size
+        ctx.save_for_backward(*inputs)
+        return torch.cat([_apart(losses, part) for part in zip(*(each.split(size) for each in inputs), strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        totals = [torch.empty_like(each) if wants else None for each, wants in zip(inputs, wanted, strict=True)]
+        for start in range(0, len(gradient), ctx.size):
+            place = slice(start, start + ctx.size)
+            part = [each[place].detach().requires_grad_(wants) for each, wants in zip(inputs, wanted, strict=True)]
+            with torch.enable_grad():
+                losses = _apart(ctx.losses, part)
+            losses.backward(gradient[place])
+            for total, each in zip(totals, part, strict=True):
+                if total is not None:
+                    total[place] = each.grad
+        return None, None, *totals
+
+
+def _apart(losses: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    """Return the losses of ``inputs``, whose logits come first and are at least of float32 there."""
+    with _no_autocast(inputs[0]):
+        return losses(*(_full(each) if each.is_floating_point() else each for each in inputs))
 
 
 def _repeated(batch: Tensor, copies: int) -> Tensor:
@@ -167,18 +178,18 @@ def distillation_loss(
         temperature: above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
     """
-    if counted is not None:
-        student, teacher = student[counted], teacher[counted]
+    if kind == "classification":
+        of_parts = partial(_divergence, temperature=temperature)
+        return temperature**2 * _mean_of(of_parts, student, teacher.detach(), counted)
     student, teacher = _full(student), _full(teacher).detach()
     with _no_autocast(student):
-        if kind == "vectors":
-            return match_loss(student, teacher)
-        if kind in NUMBERS:
-            return F.mse_loss(student, teacher)
-        log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
-        log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
-        divergence = F.kl_div(log_student, log_teacher, reduction="sum", log_target=True)
-        return divergence / (len(log_student) / temperature**2)  # one operator, and one backward
+        return match_loss(student, teacher) if kind == "vectors" else F.mse_loss(student, teacher)
+
+
+def _mean_of(losses: Callable[..., Tensor], first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
+    """Return the mean of the losses of two models' logits [..., classes] where ``counted`` [...] is True."""
+    found = in_parts(losses, first.flatten(0, -2), second.flatten(0, -2))
+    return found.mean() if counted is None else found.where(counted.flatten(), 0.0).sum() / counted.sum()
 
 
 def layer_distillation_loss(
@@ -263,15 +274,11 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
     / 2: exactly symmetric, exactly 0 for equal logits, never negative. Regression and relevance: mean squared error.
     Vectors, of length 1: 1 - cosine. Gradients flow into both passes. Arguments as in :func:`distillation_loss`.
     """
-    if counted is not None:
-        first, second = first[counted], second[counted]
+    if kind == "classification":
+        return _mean_of(_difference, first, second, counted)
     first, second = _full(first), _full(second)
     with _no_autocast(first):
-        if kind == "vectors":
-            return (1 - (first * second).sum(-1)).mean()
-        if kind in NUMBERS:
-            return F.mse_loss(first, second)
-        return _difference(first, second).mean()
+        return (1 - (first * second).sum(-1)).mean() if kind == "vectors" else F.mse_loss(first, second)
 
 
 def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor) -> Tensor:

@@ -23,10 +23,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
-from lit_compress.numerics.losses import NUMBERS, LossKind, token_losses
+from lit_compress.numerics.losses import NUMBERS, LossKind, task_loss
 from lit_compress.utils.devices import double
 
 Labels = Literal["drawn", "exact"]
@@ -35,7 +33,7 @@ POSITIONS = 64  # whose distributions, of float64, are in memory at a time
 
 
 def fisher_loss(
-    logits: Logits,
+    logits: Tensor,
     kind: LossKind,
     choice: Labels,
     *,
@@ -50,47 +48,38 @@ def fisher_loss(
     probability, documents that are surely relevant, or surely not, would hardly count.
 
     Args:
-        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; those over a vocabulary [b, tokens,
-            vocabulary] may be chunked.
+        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance.
         choice: ``drawn``: one draw per distribution; ``exact``: the expectation, for one distribution of two classes
             per example.
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
     """
     if kind == "vectors":
-        assert choice == "drawn" and index is not None and isinstance(logits, Tensor)
+        assert choice == "drawn" and index is not None
         return (logits * draw_noise(logits, index, seed)).sum()
     if kind in NUMBERS:
-        assert isinstance(logits, Tensor)
         return logits.sum()
     if choice == "exact":
-        assert isinstance(logits, Tensor) and logits.ndim == 2
+        assert logits.ndim == 2
         return (logits * softmax_fisher_root(logits.detach().softmax(-1))).sum()
     assert choice == "drawn" and index is not None, choice
     labels = draw_labels(logits, index, seed)
-    if isinstance(logits, ChunkedLogits):
-        return token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100)).sum()
-    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
-    return losses.sum() if counted is None else losses[counted.flatten()].sum()
+    return task_loss(logits, labels if counted is None else labels.masked_fill(~counted, -100), kind, "none").sum()
 
 
 @torch.no_grad()
-def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
+def draw_labels(logits: Tensor, index: Tensor, seed: int = 0) -> Tensor:
     """Return classes, int64 [b, ...], drawn from every softmax(logits), at most ``POSITIONS`` of them at a time.
 
     The draw at a position of an example depends on the seed, the example's number ``index`` [b], the position and the
-    distribution, but not on the batch, its order or padding at the right. Logits [b, ..., classes] may be chunked.
+    distribution, but not on the batch, its order or padding at the right. Logits are [b, ..., classes].
     """
-    shape = logits.states.shape[:-1] if isinstance(logits, ChunkedLogits) else logits.shape[:-1]
-    drawn = []
+    shape, drawn = logits.shape[:-1], []
     for row, number in enumerate(index.tolist()):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
         uniform = torch.rand(shape[1:].numel(), 1, generator=generator, dtype=torch.float64)
-        if isinstance(logits, ChunkedLogits):
-            chunks = map(logits.layer, logits.states[row].split(POSITIONS))
-        else:
-            chunks = iter(logits[row].reshape(-1, logits.shape[-1]).split(POSITIONS))
-        drawn += [_drawn(*pair) for pair in zip(chunks, uniform.split(POSITIONS), strict=True)]
+        parts = logits[row].reshape(-1, logits.shape[-1]).split(POSITIONS)
+        drawn += [_drawn(*pair) for pair in zip(parts, uniform.split(POSITIONS), strict=True)]
     return torch.cat(drawn).view(shape)
 
 

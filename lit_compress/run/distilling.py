@@ -17,7 +17,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from lit_compress.calibration.statistics import TOKENS
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
@@ -56,10 +55,7 @@ class Recovery:
 
 
 class Distilling:
-    """The stage ``distil`` of a run, whose ``job`` has the texts of the recovery as training rows.
-
-    Texts of a language model are in micro-batches of at most 512 tokens.
-    """
+    """The stage ``distil`` of a run, whose ``job`` has the texts of the recovery as training rows."""
 
     def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
         steps, self.recovery, self.run = recovery.distil, recovery, run
@@ -72,11 +68,7 @@ class Distilling:
                 raise UserError(f"{place} has no labels, which this task's models read; give texts with them")
             if job.method.distillation.label_weight > 0:
                 raise UserError(f"{place} has no labels; nearest: --model.distillation.alpha 1, which learns none")
-        size, texts.accumulate = texts.batch_size, job.trainer.get("accumulate_grad_batches") or 1
-        if job.method.kind.over_vocabulary:
-            most = max(1, TOKENS // texts.train_dataloader().largest[1])
-            texts.batch_size = max(part for part in range(1, min(most, size) + 1) if size % part == 0)
-            texts.accumulate *= size // texts.batch_size
+        texts.accumulate = job.trainer.get("accumulate_grad_batches") or 1
         epoch = count_steps(texts.steps_per_epoch(), 1, job.trainer.get("limit_train_batches"))
         *_, stage = job.method.stages()
         classes, epochs = stage.settings, ceil(steps / max(epoch, 1))

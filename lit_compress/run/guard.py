@@ -1,7 +1,7 @@
 """The guard of the memory: work that does not fit ends before it begins, with the option that needs less.
 
-It counts a forward of the largest batch, four times the model and the teacher. That is rough, so it warns above
-:data:`WARN` of the free memory, and refuses above :data:`REFUSE`.
+It counts a forward of the largest batch with its logits over a vocabulary, four times the model and the teacher. That
+is rough, so it warns above :data:`WARN` of the free memory, and refuses above :data:`REFUSE`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def check_fit(job: Job) -> None:
 def _stages(job: Job) -> Iterator[tuple[str, float, bool]]:
     """Yield the name of every stage, the bytes that it needs, and whether recomputation is off and would need less."""
     method, net = job.method, copy.deepcopy(job.dense)
-    rows, length = job.data.train_dataloader().largest
-    shape = (min(job.data.batch_size, rows), length)
+    shape = job.data.train_dataloader().largest
     half = "16" in str(job.trainer.get("precision") or "")
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))
@@ -75,7 +74,8 @@ def _stages(job: Job) -> Iterator[tuple[str, float, bool]]:
         forward = activations(stage, own, shape, half, method.recompute) if trains else None
         taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
         times = TRAINED if trains else UNTRAINED
-        size = stage.forwards * (forward or 0) + times * bytes_of(own) + taught * bytes_of(job.dense)
+        kept = (forward or 0) + trains * (2 + 2 * taught) * logits_bytes(own, *shape)
+        size = stage.forwards * kept + times * bytes_of(own) + taught * bytes_of(job.dense)
         yield stage.name, size, trains and not method.recompute and recomputes(stage, own, True)
         net = after
 
@@ -83,14 +83,13 @@ def _stages(job: Job) -> Iterator[tuple[str, float, bool]]:
 def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> None:
     """Check the memory of ``factorize``, which may train afterwards (``distils``); raises as :func:`check_memory`."""
     dense, data = job.dense, job.data
-    forwards = [forward_bytes(dense, *loader.largest, "none") or 0 for loader in data.val_dataloader()]
-    _, length = data.train_dataloader().largest
-    texts = max(1, TOKENS // length)
+    forwards = [_evaluated(dense, loader) for loader in data.val_dataloader()]
+    texts, length = data.train_dataloader().largest
     if stage.compression.moments == "kfac":
-        forwards.append(forward_bytes(dense, texts, length, "sites") or 0)
+        forwards.append(forward_bytes(dense, max(1, TOKENS // length), length, "sites") or 0)
     if distils:
-        texts = texts if job.method.kind.over_vocabulary else data.batch_size
-        forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
+        trained = forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0
+        forwards.append(trained + 4 * logits_bytes(dense, texts, length))
     size = max(forwards) + (TRAINED + distils) * bytes_of(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
     check_memory("factorize", size, f"{fewer}--by_block has one block in memory", current_device())
@@ -99,9 +98,21 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
 def check_evaluation(net: Model, loaders: Sequence[ResumableLoader]) -> None:
     """Check the memory of an evaluation of ``net`` on the batches of ``loaders``; raises as :func:`check_memory`."""
     device = current_device()
-    forward = max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
+    forward = max(_evaluated(net, loader) for loader in loaders)
     size = forward + (0 if device.type == "cpu" else bytes_of(net))
     check_memory("the evaluation", size, "--data.eval_batch_size 1, or a few more, needs less", device)
+
+
+def _evaluated(net: Model, loader: ResumableLoader) -> float:
+    """Return the bytes of a forward of the largest batch of ``loader``; a decoder's logits are read."""
+    read = 0 if net.config.is_encoder_decoder else logits_bytes(net, *loader.largest)
+    return read + (forward_bytes(net, *loader.largest, "none") or 0)
+
+
+def logits_bytes(net: Model, texts: int, length: int) -> int:
+    """Return the bytes of the logits over a vocabulary; an encoder-decoder writes a quarter of ``length`` tokens."""
+    written = max(1, length // 4) if net.config.is_encoder_decoder else length
+    return 4 * texts * written * net.config.vocab_size if net.can_generate() else 0
 
 
 def bytes_of(net: nn.Module) -> int:

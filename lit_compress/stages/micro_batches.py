@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.sites import Model
-from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses, state_moments
 from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks.base import TaskType
@@ -152,7 +151,7 @@ class MicroBatches(pl.LightningModule):
         self._hidden = None  # off in validation and in recomputation by checkpointing
         return terms
 
-    def logits(self, batch: dict[str, Tensor]) -> Logits:
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the model's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
         output = self.kind.run(self.net, batch, output_hidden_states=self._hidden is not None)
         if self._hidden is not None:
@@ -163,7 +162,7 @@ class MicroBatches(pl.LightningModule):
         return self.kind.logits(output, batch)
 
     def objective(
-        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
+        self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
     ) -> dict[str, Tensor]:
         """Return the loss terms by name: the task's and, with a teacher, the distillation's.
 
@@ -229,7 +228,7 @@ class MicroBatches(pl.LightningModule):
             return None
         sums: Any = 0.0
         for part in parts:
-            output = self.kind.run(self._teacher[0], part, output_hidden_states=True)
+            output = self.kind.run(self._teacher[0], part, len(parts) == 1, output_hidden_states=True)
             stacks = hidden_states(output)
             masks = self.kind.masks(part) if settings.mask_padding else (None, None)
             moments = [state_moments(h, mask) for states, mask in zip(stacks, masks, strict=False) for h in states]

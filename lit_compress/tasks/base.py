@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
-from lit_compress.numerics.losses import LossKind, distillation_loss, task_loss, token_divergences
-from lit_compress.tasks.output_layer import run_to_output_layer
+from lit_compress.numerics.losses import LossKind, distillation_loss, task_loss
 from lit_compress.tasks.records import Task
 from lit_compress.utils.tables import as_code, escaped
 
@@ -80,7 +78,7 @@ class TaskType:
     problem: str | None = None  # ``problem_type`` of configurations, by which transformers chooses its loss
     results: tuple[str, ...] = ("logits",)  # fields of the model's output from which :meth:`logits` is computed
     per_token = False  # the results have a place for every token that is read
-    over_vocabulary = False  # the classes are the tokens of a vocabulary; their logits are computed in chunks
+    over_vocabulary = False  # the classes are the tokens of a vocabulary; batches are bounded by their logits
     pools = False  # the outputs are vectors, made of the states of tokens as ``task.pooling`` says
 
     # losses, scores and answers
@@ -185,15 +183,17 @@ class TaskType:
             inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pads)
         return inputs
 
-    def run(self, net: Model, batch: Batch, **options: Any) -> Any:
+    def run(self, net: Model, batch: Batch, logits: bool = True, **options: Any) -> Any:
         """Return the output of ``net`` for ``batch``; ``options`` are further arguments of its forward.
 
-        Logits over a vocabulary are :class:`~lit_compress.numerics.chunked_logits.ChunkedLogits`.
+        Without ``logits``, a model with a head over a vocabulary, which is not wrapped, runs up to this head if its
+        code is divided there.
         """
         inputs, takes = self.inputs(net, batch), signature(net.forward).parameters
         if "use_cache" in {**takes, **(signature(net.base_model.forward).parameters if "kwargs" in takes else {})}:
             options["use_cache"] = False  # keys and values of all blocks, which only writing reads
-        return run_to_output_layer(net, inputs, **options) if self.over_vocabulary else net(**inputs, **options)
+        called = net if logits or not self.over_vocabulary else net.base_model
+        return called(**inputs, **options)
 
     def logits(self, output: Any, batch: Batch) -> Any:
         """Return the logits, [b, ..., classes] or [b, 1], in the output of :meth:`run`, for ``batch['labels']``."""
@@ -235,16 +235,12 @@ class TaskType:
             return None
         return task_loss(outputs, batch["labels"], self.loss)
 
-    def divergence(self, ours: Logits, theirs: Logits, batch: Batch) -> float:
+    def divergence(self, ours: Tensor, theirs: Tensor, batch: Batch) -> float:
         """Return the sum over all distributions in a batch of KL(theirs || ours) of the logits [b, ..., classes].
 
         For regression and vectors, half the squared difference; see
         :func:`~lit_compress.evaluation.evaluate.divergence`.
         """
-        if isinstance(ours, ChunkedLogits):
-            assert isinstance(theirs, ChunkedLogits)
-            return float(token_divergences(ours, theirs, self.counted(batch)).sum())
-        assert isinstance(theirs, Tensor)
         if self.loss != "classification":
             return 0.5 * float((ours.float() - theirs.float()).square().sum())
         counted = self.counted(batch)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_compress.numerics.losses import token_losses
+from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks.base import KIND, Batch, Columns, Metrics, Model, TaskType, Tokenizer
 from lit_compress.tasks.records import Task
 
@@ -53,7 +53,8 @@ class LanguageModelling(TaskType):
 
     def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
-        return token_losses(self.logits(self.run(net, batch), batch), batch["labels"])
+        logits, labels = self.logits(self.run(net, batch), batch), batch["labels"]
+        return task_loss(logits, labels, self.loss, "none").view(labels.shape)
 
     def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with the likelihoods."""

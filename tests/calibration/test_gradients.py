@@ -10,7 +10,7 @@ from tiny import ALL, SOFTMAX_IN_FLOAT32, make_batch, make_net
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_compress.calibration import gradients
+from lit_compress.calibration import gradients, statistics
 from lit_compress.calibration.gradients import Fisher
 from lit_compress.calibration.statistics import row_parts
 from lit_compress.models.sites import find_sites
@@ -215,6 +215,19 @@ def test_parts_have_the_tokens_that_a_forward_has(task, expected):
     rows = {"input_ids": mask, "attention_mask": mask, "labels": mask[:, :32], "index": torch.arange(5)}
     parts = list(row_parts(task_type(get_task(task)), rows, 512))
     assert [len(part["index"]) for part in parts] == expected
+
+
+def test_fisher_information_of_a_part_of_the_batch_at_a_time(monkeypatch):
+    """The graph of a whole batch of a language model takes gigabytes; the sum over examples is the same."""
+    net, rows = make_net("llama", "plain_text", dropout=0.0), []
+    batch, sites = examples(net, "language_modelling", 5, 12), [site.name for site in find_sites(net)]
+    whole = estimate_fisher(net, [batch], "language_modelling", sites)
+    net.register_forward_pre_hook(lambda *args: rows.append(len(args[-1]["input_ids"])), with_kwargs=True)
+    monkeypatch.setattr(statistics, "TOKENS", 24)
+    found = estimate_fisher(net, [batch], "language_modelling", sites)
+    assert rows == [2, 2, 1]
+    for name in sites:
+        torch.testing.assert_close(found[name].columns, whole[name].columns, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from largest import largest_tensor
 from moments import draw
 from torch import Tensor
 
+from lit_compress.numerics import losses
 from lit_compress.numerics.losses import (
     consistency_loss,
     distillation_loss,
     example_losses,
     lagrangian,
     layer_distillation_loss,
+    logits_losses,
     matched_layers_loss,
     state_moments,
     task_loss,
@@ -119,6 +123,62 @@ def test_half_precision_logits(dtype: torch.dtype, autocast: bool) -> None:
         ):
             assert loss.dtype == torch.float32
             assert wide is None or loss == wide
+
+
+def over_a_vocabulary(copies: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """Logits [3 copies, 7, 40] of a model, those of its teacher, labels of which some do not count, and options."""
+    ours, theirs = (draw(size, 7, 40, seed=seed).to(dtype) for seed, size in enumerate((3 * copies, 3)))
+    labels = torch.randint(40, (3, 7), generator=torch.Generator().manual_seed(5))
+    labels[1, 3:] = labels[2, ::2] = -100
+    return ours, theirs, labels, {"temperature": 3.0, "copies": copies, "consistency": copies == 2}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_logits_over_a_vocabulary_are_read_in_parts(copies: int, dtype: torch.dtype, monkeypatch: Any) -> None:
+    """Of 6 positions, the last one shorter: the losses are those of all positions, and so are their gradients."""
+    ours, theirs, labels, options = over_a_vocabulary(copies, dtype)
+    found = []
+    for part in (losses.PART_CPU, 6 * 40):
+        monkeypatch.setattr(losses, "PART_CPU", part)
+        logits = ours.clone().requires_grad_()
+        terms = logits_losses(logits, labels, teacher=theirs, counted=labels != -100, **options)
+        assert len(terms) == 1 + copies and all(term > 0.01 for term in terms.values())
+        (torch.stack(list(terms.values())) * torch.tensor([0.3, 0.7, 2.0][: len(terms)])).sum().backward()
+        assert logits.grad is not None and not logits.grad.view(copies, 3, 7, 40)[:, labels == -100].any()
+        found.append((torch.stack([*terms.values(), *example_losses(ours[:3], labels, "classification")]), logits.grad))
+    assert found[1][0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole)
+
+
+def test_no_softmax_of_a_vocabulary_is_kept(monkeypatch: Any) -> None:
+    """The backward of logits in 16 bits has gradients in 16 bits, and makes nothing else of their size."""
+    ours, theirs, labels, _ = over_a_vocabulary(1, torch.bfloat16)
+    monkeypatch.setattr(losses, "PART_CPU", 2 * 40)
+    kept: set[tuple[int, torch.dtype]] = set()
+
+    def keep(value: Tensor) -> Tensor:
+        kept.add((value.numel(), value.dtype))
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        terms = logits_losses(ours.requires_grad_(), labels, teacher=theirs)
+    assert {each for each in kept if each[0] > 2 * 40} == {(ours.numel(), torch.bfloat16)}
+    with largest_tensor(torch.float32) as largest:
+        torch.stack(list(terms.values())).sum().backward()
+    assert largest() <= 2 * 40
+
+
+def test_the_parts_of_a_step_are_the_single_losses() -> None:
+    logits, teacher, labels = draw(6, 7, 5), draw(3, 7, 5, seed=1), torch.arange(21).view(3, 7) % 5
+    labels[0, 2], counted = -100, draw(3, 7, seed=2) < 0
+    found = logits_losses(logits, labels, teacher=teacher, counted=counted, copies=2, consistency=True)
+    twice = [torch.cat([each, each]) for each in (labels, teacher, counted)]
+    assert torch.equal(found["task"], task_loss(logits, twice[0], "classification"))
+    expected = distillation_loss(logits, twice[1], "classification", 2.0, twice[2])
+    assert torch.equal(found["distillation"], expected)
+    assert torch.equal(found["consistency"], consistency_loss(logits[:3], logits[3:], "classification", counted))
 
 
 def naive_layers(student: list[Tensor], teacher: list[Tensor], which: list[int], mask: Tensor | None) -> float:

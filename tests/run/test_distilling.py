@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import make_net, write_model, write_texts
 
+from lit_compress.data import settings
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import SVD
 from lit_compress.models.storage import load_net, save_net
@@ -141,16 +142,17 @@ def test_fewer_blocks_learn_states_that_are_spread_evenly(study):
     assert float(stage.layer_loss(states[::2], states, None, False)) == 0
 
 
-def test_long_texts_of_a_language_model_are_divided(tmp_path):
-    """A step keeps its texts; a micro-batch has at most 512 tokens."""
+def test_long_texts_of_a_language_model_are_divided(tmp_path, monkeypatch):
+    """A step keeps its texts; a micro-batch has no more logits than one of ``fit``."""
     backbone = write_model(tmp_path / "net", "llama", "plain_text", max_position_embeddings=256)
     (tmp_path / "texts").mkdir()
     write_texts(tmp_path / "texts")
 
     data = DataModule("plain_text", str(backbone), str(tmp_path / "texts"), batch_size=12, max_length=100)
     job = Job(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
+    monkeypatch.setattr(settings, "LOGITS_CPU", 3 * 100 * len(data.tokenizer))
     texts = Distilling(job, Recovery(distil=1), Run(tmp_path / "run")).job.data
-    assert texts.split == [4, 3, 1] and texts.train_dataloader().largest[1] == 100 and data.batch_size == 12
+    assert texts.split == data.split == [12, 1, 1] and texts.train_dataloader().largest == (3, 100)
 
 
 def test_texts_without_labels_are_not_for_a_loss_of_labels(study, tmp_path):

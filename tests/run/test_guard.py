@@ -11,7 +11,7 @@ from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.models.accounting import forward_bytes
 from lit_compress.run import guard
-from lit_compress.run.guard import check_memory
+from lit_compress.run.guard import check_memory, logits_bytes
 from lit_compress.utils.errors import UserError
 
 GB = 10**9
@@ -60,6 +60,13 @@ def test_a_stage_needs_a_forward_four_times_the_model_and_the_teacher(short_run)
     assert sizes(parts_of(short_run, "--data.batch_size", "1"))[0]["dense"] < found["dense"]
     untrained = sizes(parts_of(short_run, "--model.retrain.epochs", "0"))[0]
     assert untrained["dense"] == found["dense"] and untrained["retrain"] < 2 * size
+
+
+def test_logits_over_a_vocabulary_count():
+    """In float32; an encoder-decoder writes a quarter of what it reads."""
+    assert logits_bytes(make_net("bert"), 2, 8) == 0
+    assert logits_bytes(make_net("llama", "plain_text"), 2, 8) == 4 * 2 * 8 * 100
+    assert logits_bytes(make_net("bart", "xsum"), 2, 8) == 4 * 2 * 2 * 100
 
 
 def test_fit_and_plan_refuse_before_the_work(short_run, tmp_path, capsys, free):

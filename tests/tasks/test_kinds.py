@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from in_memory import batch_of, cut, estimate_fisher
-from tiny import make_batch, make_net
+from in_memory import batch_of, collect_kronecker, cut, estimate_fisher
+from tiny import DECODERS, make_batch, make_net
 
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import example_losses, logits_losses
+from lit_compress.stages.micro_batches import hidden_states
 from lit_compress.tasks import KINDS, task_type, task_type_of_net
 from lit_compress.tasks.records import TASKS, Writing, get_task
 from lit_compress.utils.errors import UserError
@@ -59,6 +60,20 @@ def test_no_forward_keeps_the_keys_and_values_of_all_blocks(kind, family, monkey
     net, of = make_net(family, task.name).eval(), task_type(task)
     monkeypatch.setattr("transformers.cache_utils.Cache.__init__", lambda *_, **__: pytest.fail("a cache was made"))
     of.run(net, batch_of(net, kind))
+
+
+@pytest.mark.parametrize("family", ["bart", *DECODERS])
+def test_a_forward_up_to_the_head_has_the_same_states(family):
+    """A head over a vocabulary would take much of the time of a forward whose states alone are read; T5's runs."""
+    kind = "summarization" if family == "bart" else "language_modelling"
+    net, of = make_net(family, OF_KIND[kind].name).eval(), KINDS[kind]
+    batch = batch_of(net, kind)
+    whole, short = (of.run(net, batch, logits, output_hidden_states=True) for logits in (True, False))
+    assert "logits" in whole and "logits" not in short
+    for stack, other in zip(hidden_states(whole), hidden_states(short), strict=True):
+        assert all(map(torch.equal, stack, other)) and len(stack) == len(other)
+    net.get_output_embeddings().register_forward_hook(lambda *_: pytest.fail("the head ran"))
+    collect_kronecker(net, [batch], kind, labels=None)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("opt", "tagging"), ("opt", "summarization"), ("bart", "embedding")])

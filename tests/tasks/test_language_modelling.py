@@ -111,19 +111,26 @@ def test_perplexity_is_that_of_the_whole_text(backbone, texts):
 @pytest.mark.parametrize(
     ("family", "task", "option"), [("llama", "plain_text", "max_length"), ("bart", "xsum", "target_length")]
 )
-def test_evaluation_batches_are_bounded_by_their_logits(family, task, option, texts, tmp_path, monkeypatch):
-    """Tokens x vocabulary, so that batches stay as they are where texts are short or the vocabulary is small."""
-    backbone = str(write_backbone(tmp_path, family, task))
-    data = DataModule(task, backbone, str(texts), **{option: 10})
-    assert data.eval_rows == 64
-    monkeypatch.setattr(settings, "LOGITS", 10 * len(data.tokenizer) * 3 + 1)
-    assert data.eval_rows == 3
-    if task == "plain_text":
+def test_batches_are_bounded_by_their_logits(family, task, option, texts, tmp_path, monkeypatch):
+    """Tokens x vocabulary, so that batches stay as they are if texts are short or the vocabulary is small.
+
+    Texts are written without the logits of whole texts.
+    """
+    backbone, writes = str(write_backbone(tmp_path, family, task)), task == "xsum"
+    data = DataModule(task, backbone, str(texts), batch_size=8, **{option: 10})
+    assert data.eval_rows == 64 and data.fewer(8) == 8
+    monkeypatch.setattr(settings, "LOGITS_CPU", 10 * len(data.tokenizer) * 3 + 1)
+    assert data.eval_rows == (64 if writes else 3) and data.fewer(8) == 3
+    if not writes:
         assert [len(batch["index"]) for batch in data.val_dataloader()[0]][:-1].count(3) >= 2
+        steps = [(len(batch["index"]), batch["parts"]) for batch in data.train_dataloader()]
+        assert (8, 3) in steps and all(parts == -(-rows // 3) for rows, parts in steps)
+        assert data.split == [8, 1, 1] and data.train_dataloader().largest == (3, 10)
+        assert max(len(batch["index"]) for batch in data.calibration_dataloader()) == 3
     data.eval_batch_size = 2
-    assert data.eval_rows == 2
-    monkeypatch.setattr(settings, "LOGITS", 1)
-    assert data.eval_rows == 1
+    assert data.eval_rows == 2 and data.fewer(2) == 2
+    monkeypatch.setattr(settings, "LOGITS_CPU", 1)
+    assert data.fewer(8) == 1
 
 
 def test_examples_are_blocks_of_the_whole_text(backbone, texts):

@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import processes
 import pytest
@@ -25,9 +26,10 @@ from lit_compress.models.backbones import load_net
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net as load_folder
 from lit_compress.models.storage import save_net
-from lit_compress.numerics import chunked_logits
+from lit_compress.numerics import losses
 from lit_compress.stages.base import Training
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.sharding import whole
 
@@ -126,8 +128,8 @@ def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, na
     module.accumulate = accumulate
     keep = KeepGradients()
     options = QUIET | {"max_epochs": 1, "default_root_dir": folder} | trainer
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_logits, "POSITIONS", 25)
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(losses, "PART_CPU", 25 * 100)
         Trainer(**options, callbacks=[keep]).fit(method, module)
     return keep.scores or keep.steps
 
@@ -145,6 +147,20 @@ def test_micro_batches_make_the_step_of_the_whole(kind, tmp_path):
     backbone, data = made(kind, tmp_path)
     steps = fitted(tmp_path, kind, backbone, data, 8, 1)
     assert_same(steps, fitted(tmp_path, kind, backbone, data, 4, 2))
+
+
+@pytest.mark.parametrize("kind", ["summarization", "language_modelling"])
+def test_micro_batches_are_bounded_by_their_logits(kind, tmp_path, monkeypatch):
+    """By three texts: steps of 8, 8 and 1 have 3, 3 and 1 micro-batches."""
+    backbone, data = made(kind, tmp_path)
+    steps = fitted(tmp_path, kind, backbone, data, 8, 1)
+    longest = 6 if kind == "summarization" else 16
+    monkeypatch.setattr("lit_compress.data.settings.LOGITS_CPU", 3 * longest * (4 + len(WORDS)))
+    for split in ((8, 1), (4, 2)):
+        add = MicroBatches._add_gradients
+        with patch.object(MicroBatches, "_add_gradients", autospec=True, side_effect=add) as added:
+            assert_same(steps, fitted(tmp_path, kind, backbone, data, *split))
+        assert added.call_count == {"summarization": 4, "language_modelling": 3}[kind]
 
 
 TEACHES: dict[str, Any] = {"alpha": 0.5, "alpha_layers": 3.0}
@@ -177,7 +193,6 @@ def test_what_a_method_draws_or_adds_is_of_the_step(name, tmp_path):
     assert_same(*steps)
 
 
-# output layers run chunk by chunk outside of the wrapped forward, and again in the backward
 ACROSS = {"tagging": "ddp", "language_modelling": "ddp", "summarization": "fsdp2"}
 SCORED = {"limit_train_batches": 1, "limit_val_batches": 1.0}
 
