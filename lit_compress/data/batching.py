@@ -94,26 +94,18 @@ class BatchOrder(Sampler[list[int] | Share]):
     """
 
     lengths: Sequence[int]  # number of tokens of every row
-    batch_size: int  # rows per rank and micro-batch
+    batch_size: int  # most rows per rank and micro-batch
     seed: int = 0  # decides the order of a training
     rank: int = 0  # of this process
     world_size: int = 1  # processes that share an epoch
     shuffle: bool = True  # a new order every epoch, for training
-    accumulate: int = 1  # micro-batches of a rank in a step
-    most: int | None = None  # rows of a micro-batch, if fewer than ``batch_size``
+    size: int = 0  # rows of a step on all ranks; 0 for one micro-batch of each
     epoch: int = 0  # of the next iteration
     skip: int = 0  # batches of it that the next iteration leaves out, because they were delivered before
     delivered: int = 0  # batches of the epoch delivered so far, without those that workers read ahead
 
-    @property
-    def rows(self) -> int:
-        """Most rows of a batch or micro-batch."""
-        return self.batch_size if self.most is None else min(self.batch_size, self.most)
-
-    @property
-    def size(self) -> int:
-        """Rows of a step on all ranks."""
-        return self.batch_size * self.world_size * self.accumulate
+    def __post_init__(self) -> None:
+        self.size = self.size or self.batch_size * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of ``epoch``, before which Lightning calls this; in the current epoch keep the position."""
@@ -124,9 +116,9 @@ class BatchOrder(Sampler[list[int] | Share]):
         if not self.shuffle:
             return iter(batch_order(self.lengths, self.batch_size, self.rank, self.world_size)[self.skip :])
         steps = step_order(self.lengths, self.size, self.seed, self.epoch)[self.skip :]
-        if self.size == self.rows:
+        if self.size == self.batch_size:
             return iter(steps)
-        return (dealt(rows, self.rows, self.rank, self.world_size) for rows in steps)
+        return (dealt(rows, self.batch_size, self.rank, self.world_size) for rows in steps)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, at any position."""
@@ -151,7 +143,7 @@ class ResumableLoader(DataLoader):
     @property
     def largest(self) -> tuple[int, int]:
         """The number of texts of a micro-batch, and the tokens of the longest text."""
-        return min(self.order.rows, len(self.order.lengths)), max(self.order.lengths, default=1)
+        return min(self.order.batch_size, len(self.order.lengths)), max(self.order.lengths, default=1)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the epoch, and the number of its batches that were delivered."""

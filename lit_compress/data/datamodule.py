@@ -186,12 +186,8 @@ class DataModule(DataSettings):
         self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return this process's shares of the optimizer steps, in a new order every epoch.
-
-        Micro-batches have :attr:`batch_size` rows, or :meth:`fewer`.
-        """
-        most = self.fewer(self.batch_size)
-        return self._loader(self._of_fit()["train"], self.batch_size, True, self.accumulate, most)
+        """Return this process's shares of the optimizer steps, in a new order every epoch."""
+        return self._loader(self._of_fit()["train"], self.fewer(self.batch_size), True, self.global_batch)
 
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
@@ -253,9 +249,7 @@ class DataModule(DataSettings):
         """Return the numbers of at most ``rows`` rows of the first dev split, drawn alike for every seed."""
         return sorted(drawn_order(len(self._validation()[0].encoded), VALIDATION_SEED)[:rows])
 
-    def _loader(
-        self, split: Split, batch_size: int, shuffle: bool, accumulate: int = 1, most: int | None = None
-    ) -> ResumableLoader:
+    def _loader(self, split: Split, batch_size: int, shuffle: bool, size: int = 0) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)
         if overfit > 0:
             raise UserError(
@@ -263,7 +257,7 @@ class DataModule(DataSettings):
             )
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         lengths = split.encoded.with_format("numpy")["length"][:].tolist()
-        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate, most)
+        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, size)
         kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
         available = None if kind.one_text else split.available
         return ResumableLoader(

@@ -19,8 +19,8 @@ SPLITS = [(8, 1, 1), (4, 1, 2), (4, 2, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]  # r
 
 def _dealt(split, size):
     """Return the shares of all ranks in every step of an epoch."""
-    rows, accumulate, ranks = split
-    orders = [BatchOrder(LENGTHS[:size], rows, 5, rank, ranks, accumulate=accumulate) for rank in range(ranks)]
+    rows, _, ranks = split
+    orders = [BatchOrder(LENGTHS[:size], rows, 5, rank, ranks, size=8) for rank in range(ranks)]
     return list(zip(*orders, strict=True))
 
 
