@@ -11,7 +11,7 @@ import torch
 
 from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import get_task
+from lit_compress.tasks.records import Task, get_task
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 
@@ -71,7 +71,7 @@ VARIANTS = {
 ALL = {**{family: (family, {}) for family in TINY}, **VARIANTS}
 
 
-def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: float | None = None, **settings):
+def make_net(family: str = "bert", task: str | Task = "sst2", seed: int = 0, dropout: float | None = None, **settings):
     """Build a tiny random net of a family with the head of a task; ``settings`` of its configuration come last."""
     import transformers
 
@@ -112,7 +112,7 @@ def make_inputs(*size: int) -> dict[str, torch.Tensor]:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def write_bert(folder: Path, task: str = "sst2", family: str = "bert", **settings) -> Path:
+def write_bert(folder: Path, task: str | Task = "sst2", family: str = "bert", **settings) -> Path:
     """Write a tiny net, a BERT by default, and a WordPiece tokenizer of a few words into ``folder``; return it."""
     from transformers import BertTokenizer
 

@@ -30,7 +30,6 @@ from lit_compress.models.checks import trained_head
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks import KINDS, task_type
-from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
 from lit_compress.utils.hub import is_name, model_snapshot, split_name
@@ -77,7 +76,7 @@ def _parser() -> LightningArgumentParser:
         if hasattr(action, "_typehint"):
             action._typehint = _whole_first(action._typehint)
     parser.add_lightning_class_args(Method, "model", subclass_mode=True)
-    parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
+    parser.link_arguments("data.record", "model.init_args.task", apply_on="instantiate")
     parser.link_arguments("model.init_args.backbone", "data.backbone")
     parser.link_arguments("model.init_args.teacher", "data.teacher")
     parser.link_arguments("seed_everything", "data.seed")

@@ -34,7 +34,7 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.recompute import recompute, recomputes
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import get_task
+from lit_compress.tasks.records import Task, get_task
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import Fields
@@ -50,7 +50,7 @@ class Method(MicroBatches, Fields):
     option, a value without an annotation a new default of one of these. ``__post_init__`` ends the constructor.
 
     Args:
-        task: name of the task; the data is read for the same one.
+        task: the task or its name; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model; NAME@REVISION is a branch, a tag or a commit of it,
             without it main. A run keeps the commit.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
@@ -81,7 +81,7 @@ class Method(MicroBatches, Fields):
     def __init__(
         self,
         *,
-        task: str = "sst2",
+        task: str | Task = "sst2",
         backbone: str = DEFAULT,
         density: float | None = None,
         budget: str | None = None,

@@ -5,9 +5,8 @@ Data and methods never import each other; both use a :class:`Task`.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError, nearest
@@ -164,27 +163,12 @@ TASKS: dict[str, Task] = {
 }  # fmt: skip
 
 
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _tuples(part) for key, part in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def get_task(name: str) -> Task:
-    """Return the task called ``name``, which may also be the JSON of :func:`task_name`.
+def get_task(task: str | Task) -> Task:
+    """Return the task of a name; a task itself as it is.
 
     Raises:
         UserError: there is no such task; the message names the nearest one.
     """
-    if name.startswith("{"):
-        record = _tuples(json.loads(name))
-        groups = {"spans": Spans, "writing": Writing, "pooling": Pooling}
-        return Task(**record | {group: kind(**record[group]) for group, kind in groups.items() if group in record})
-    if name not in TASKS:
-        raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
-    return TASKS[name]
-
-
-def task_name(task: Task) -> str:
-    """Return the name of ``task`` for :func:`get_task`: its name, or JSON of all fields if it is none of ``TASKS``."""
-    return task.name if TASKS.get(task.name) == task else json.dumps(asdict(task))
+    if isinstance(task, str) and task not in TASKS:
+        raise UserError(f"data.task: unknown task '{task}'; {nearest(task, TASKS)}")
+    return TASKS[task] if isinstance(task, str) else task

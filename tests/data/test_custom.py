@@ -12,9 +12,8 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
-from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import class_number
-from lit_compress.tasks.records import TASKS, Custom, get_task, task_name
+from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
 
@@ -109,14 +108,6 @@ def test_tags_without_entities_are_scored_by_word(tmp_path):
     assert rows[0] == {"words": ["the", "film"], "pos": [0, 1]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_record_survives_as_text(kind):
-    record = next(task for task in TASKS.values() if task.kind == kind)
-    assert get_task(task_name(record)) == record and task_name(record) == record.name
-    own = replace(record, name="custom", labels=("ü", "b"))
-    assert get_task(task_name(own)) == own
-
-
 @pytest.mark.parametrize(
     ("custom", "path", "words"),
     [
@@ -182,7 +173,7 @@ def test_numbers_are_no_classes_where_the_training_rows_have_names(tmp_path):
     _csv(tmp_path, "train", "poor", "good", "good")
     _csv(tmp_path, "test", "0", "1")
     task = _made(tmp_path)
-    assert not task.numbered and not get_task(task_name(task)).numbered
+    assert not task.numbered
     for made in (task, _made(tmp_path, labels=["good", "poor"], numbered=False)):  # as a run stores it
         with pytest.raises(UserError, match=r"test.csv' row 1: label '0' is none of .*good, poor.*custom\.numbered"):
             _labels(made, tmp_path, "test")

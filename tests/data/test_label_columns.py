@@ -14,7 +14,7 @@ from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
-from lit_compress.tasks.records import Custom, task_name
+from lit_compress.tasks.records import Custom
 from lit_compress.utils.errors import UserError
 
 NAMES = ["toxic", "severe_toxic", "insult"]
@@ -135,7 +135,7 @@ def test_a_model_of_another_order_is_measured_in_its_order(tmp_path, capsys):
     write_csv(data / "train.csv", rows_of(48))
     write_csv(data / "validation.csv", rows_of(24, 1))
     task = custom_task(settings(labels=[*reversed(NAMES)]), Place(str(data)))
-    model = write_bert(tmp_path / "model", task_name(task), dropout=0.0, initializer_range=0.3)
+    model = write_bert(tmp_path / "model", task, dropout=0.0, initializer_range=0.3)
     main(["validate", str(model), *KIND, *COLUMNS, "--data.path", str(data)])
     found = capsys.readouterr().out.split(" (")[0]
     scores = lc.evaluate(str(model), data=Dataset.from_list(rows_of(24, 1)), text="comment_text", label=NAMES)

@@ -17,7 +17,7 @@ from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.numerics.losses import distillation_loss, example_losses, task_loss
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import Custom, Task, task_name
+from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.errors import UserError
 
 NAMES = ("toxic", "insult", "threat")
@@ -81,7 +81,7 @@ def test_two_labels_written_two_ways_at_once_are_refused():
 
 def test_losses_are_those_of_transformers():
     """Its own loss for this problem type, and the KL of independent yes-or-no answers by a loop."""
-    net = make_net("bert", task_name(TASK), dropout=0.0)
+    net = make_net("bert", TASK, dropout=0.0)
     batch = make_batch(5) | {"labels": torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]])}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     output = net(**inputs, labels=batch["labels"].float())
@@ -129,7 +129,7 @@ def test_scores_are_those_of_loops():
 def place(tmp_path_factory):
     """A model that was fine-tuned for several labels, and texts whose words give them."""
     folder, rng = tmp_path_factory.mktemp("multi_label"), random.Random(0)
-    write_bert(folder / "model", task_name(TASK), dropout=0.0, initializer_range=0.3)
+    write_bert(folder / "model", TASK, dropout=0.0, initializer_range=0.3)
     (folder / "data").mkdir()
     for split, count in (("train", 48), ("validation", 24)):
         texts = [rng.choices(WORDS, k=rng.randint(2, 9)) for _ in range(count)]
