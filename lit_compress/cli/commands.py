@@ -46,7 +46,7 @@ def fit(line: Line) -> None:
 def plan(line: Line) -> None:
     """Print the structure and the sizes of a fit, without training."""
     cli = CommandLine(line)
-    choose_teacher(cli, run_of(cli), cli.ready().data.record)
+    choose_teacher(cli, run_of(cli))
     job = settle_budget(cli)
     check_stages(job, layers=True)
     check_fit(job)

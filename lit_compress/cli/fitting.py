@@ -30,7 +30,6 @@ from lit_compress.run.loggers import log_report
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
-from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, link_if_equal
 from lit_compress.utils.progress import note
@@ -83,12 +82,10 @@ def run_of(cli: CommandLine) -> Run:
 
 def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> Job:
     """Settle everything about a run and begin it, or check that it may be continued; ``claim`` keeps the folder."""
-    started = run.started
-    job = cli.ready(run.config() if started else None)
-    choose_teacher(cli, run, job.data.record)
+    choose_teacher(cli, run)
     job = settle_budget(cli, run)
     config, asked = cli.dump(), job.method.budget
-    if started:
+    if run.started:
         run.check_same(config)
         if cli.config.ckpt_path is None:
             raise UserError(
@@ -145,8 +142,8 @@ def settle_budget(cli: CommandLine, run: Run | None = None, density: float | Non
     return job.at(solve(job) if density is None else density)
 
 
-def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
-    """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
+def choose_teacher(cli: CommandLine, run: Run) -> None:
+    """Choose the teacher if none is given: of a run that is continued its own, else maybe the backbone; resolve names.
 
     A backbone that is fine-tuned on the labels of the data, or whose vectors are the labels, is the teacher, so that no
     dense stage is trained, unless options of the dense stage were given.
@@ -154,8 +151,9 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
     init = cli.config.model.init_args
     if run.started:
         return _as_stored(cli, run.config())
-    asked = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names)
-    if init.get("teacher") or not finetuned_on(cli.build().method.backbone, task) or asked:
+    job = cli.ready()
+    asked, task = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names), job.data.record
+    if init.get("teacher") or not finetuned_on(job.method.backbone, task) or asked:
         return
     cli.backbone_as_teacher()
     text = "is the teacher: the model learns its vectors"

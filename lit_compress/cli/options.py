@@ -36,7 +36,7 @@ from lit_compress.utils.hub import is_name, model_snapshot, split_name
 from lit_compress.utils.progress import note
 
 _MOVES = (None, "main")  # revisions that are not always the same commit
-_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
+_SIZES = ("density", "rank", "rank_ratio")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
 _KEY = re.compile(r'Parser key "([\w.]+)"')  # these and the others: in messages of the parser
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", re.MULTILINE)

@@ -225,8 +225,6 @@ def is_read(command: str, option: str) -> bool:
     """Return whether a command reads an option, which is named as in a config."""
     if command in WHOLE:
         return True
-    if option == "model":
-        return command == "factorize"
     parts = option.split(".")
     trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
     read, unread = (any(f"{option}.".startswith(f"{name}.") for name in names) for names in READ.get(command, ((), ())))
