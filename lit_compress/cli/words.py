@@ -205,7 +205,7 @@ def check_names(command: str, options: Iterable[tuple[str, Any]], method: str | 
     for name, value in options:
         name = plain(name)
         of_class = re.match(rf".*?\.({'|'.join(CLASSES)})(?=\.|$)", name)
-        if name in ("model.task", "help"):
+        if name == "model.task":
             raise UserError(f"{name}: follows from the data; give --data.task")
         # the class of a method of the user's own, or that an option names, alone knows its options
         if (of_class[0] if of_class else name) not in known and not (foreign and name.startswith("model.")):

@@ -25,24 +25,12 @@ from lit_compress.utils.errors import UserError, nearest
 CONFUSION_SCORES = ("accuracy", "f1", "macro_f1", "matthews")
 
 
-def table_scores(table: Tensor) -> dict[str, Tensor]:
-    """Return the scores of a table [true class, predicted class], as scikit-learn defines them.
-
-    They are named as in :data:`CONFUSION_SCORES`: the fraction of rows whose class is right, F1 of class 1, the mean F1
-    of the classes that are seen, and Matthews correlation, 0 if truth or predictions are constant.
-    """
-    right, true, predicted, rows = table.diagonal(), table.sum(1), table.sum(0), table.sum()
-    f1 = torch.where(true + predicted > 0, 2 * right / (true + predicted), torch.nan)
-    product = right.sum() * rows - (true * predicted).sum()
-    spread = ((rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())).sqrt()
-    found = right.sum() / rows, f1[1], f1.nanmean(), torch.where(spread > 0, product / spread, 0.0)
-    return {name: value.nan_to_num() for name, value in zip(CONFUSION_SCORES, found, strict=True)}
-
-
 class Confusion(RowScores):
     """Scores that depend only on how often each class was taken for which: ``names`` of :data:`CONFUSION_SCORES`.
 
-    Takes logits [batch, classes] and labels [batch].
+    As scikit-learn defines them: the fraction of rows whose class is right, F1 of class 1, the mean F1 of the classes
+    that are seen, and Matthews correlation, 0 if truth or predictions are constant. Takes logits [batch, classes] and
+    labels [batch].
     """
 
     predicted: list[Tensor]
@@ -60,8 +48,14 @@ class Confusion(RowScores):
         """Return the scores of some rows by name."""
         predicted, labels = values
         cells = (labels * self.classes + predicted).bincount(minlength=self.classes**2)
-        found = table_scores(cells.double().view(self.classes, -1))
-        return {name: found[name] for name in self.names}
+        table = cells.double().view(self.classes, -1)  # [true class, predicted class]
+        right, true, predicted, rows = table.diagonal(), table.sum(1), table.sum(0), table.sum()
+        f1 = torch.where(true + predicted > 0, 2 * right / (true + predicted), torch.nan)
+        product = right.sum() * rows - (true * predicted).sum()
+        spread = ((rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())).sqrt()
+        found = right.sum() / rows, f1[1], f1.nanmean(), torch.where(spread > 0, product / spread, 0.0)
+        by_name = dict(zip(CONFUSION_SCORES, found, strict=True))
+        return {name: by_name[name].nan_to_num() for name in self.names}
 
 
 CORRELATIONS = ("pearson", "spearman", "pearson_spearman")

@@ -90,21 +90,17 @@ def _is_on(where: str, name: str, flags: dict[str, Any]) -> bool:
     """Return whether a row has the label ``name``, if it has a 0 or 1 for each, also as 1.0, "1", True or "true"."""
     if name not in flags:
         raise UserError(f"{where} has no '{name}'; {nearest(name, flags)}")
-    text = whole_number(str(flags[name]).strip().lower())
+    value = flags[name]
+    text = whole_number(str(value).strip().lower())
     if text not in ("0", "1", "false", "true"):
-        value = "null" if _is_missing(flags[name]) else f"{flags[name]!r:.60}"
-        raise UserError(f"{where}: '{name}' is {value}; give 0 or 1")
+        shown = "null" if value is None or value != value else f"{value!r:.60}"
+        raise UserError(f"{where}: '{name}' is {shown}; give 0 or 1")
     return text in ("1", "true")
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether a cell is empty: null, or the NaN that pandas makes of it."""
-    return value is None or value != value
 
 
 def _listed(where: str, label: Any, known: Sequence[str] = ()) -> list[Any]:
     """Return the labels of a list, or of a text written like one."""
-    if _is_missing(label):
+    if label is None or label != label:  # the NaN that pandas makes of an empty cell
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     labels = list_in(where, label, bare=True) if isinstance(label, str) else label
     if not isinstance(labels, list | tuple):

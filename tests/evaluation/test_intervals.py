@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_compress.evaluation.intervals import bootstrap, intervals, wilson
-from lit_compress.evaluation.metrics import build_metrics, table_scores
+from lit_compress.evaluation.metrics import CONFUSION_SCORES, Confusion, build_metrics
 from lit_compress.tasks.records import TASKS
 
 
@@ -29,8 +29,8 @@ def test_bootstrap_of_a_mean_is_near_its_standard_error():
 
 
 def test_scores_of_a_table_with_an_absent_class_and_without_any_variation():
-    for table, matthews in (([[5.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 5.0]], 1), ([[9.0, 0.0], [0.0, 0.0]], 0)):
-        scores = table_scores(torch.tensor(table))
+    for classes, labels, matthews in ((3, [0] * 5 + [2] * 5, 1), (2, [0] * 9, 0)):
+        scores = Confusion(classes, CONFUSION_SCORES).scores(torch.tensor(labels), torch.tensor(labels))
         assert float(scores["macro_f1"]) == 1 and float(scores["matthews"]) == pytest.approx(matthews)
 
 
