@@ -99,7 +99,10 @@ def _is_on(where: str, name: str, flags: dict[str, Any]) -> bool:
 
 
 def _listed(where: str, label: Any, known: Sequence[str] = ()) -> list[Any]:
-    """Return the labels of a list, or of a text written like one."""
+    """Return the labels of a list, or of a text written like one.
+
+    Texts of 0 and 1 are numbers if they cannot be names: one is there twice, or is not ``known``.
+    """
     if label is None or label != label:  # the NaN that pandas makes of an empty cell
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     labels = list_in(where, label, bare=True) if isinstance(label, str) else label
@@ -108,16 +111,10 @@ def _listed(where: str, label: Any, known: Sequence[str] = ()) -> list[Any]:
             f"{where}: {label!r:.60} is no list; write ['toxic', 'insult'], [] for none, or give a column of 0 and 1 "
             "for each label"
         )
-    return _with_flags(list(labels), known)
-
-
-def _with_flags(labels: list[Any], known: Sequence[str]) -> list[Any]:
-    """Return texts of 0 and 1 as numbers if they cannot be names: one is there twice, or is not ``known``."""
-    if not all(isinstance(label, str) for label in labels):
-        return labels
-    whole = [whole_number(label.strip()) for label in labels]
+    whole = [whole_number(name.strip()) for name in labels if isinstance(name, str)]
     can_be_names = len({*whole}) == len(whole) and (not known or {*whole} <= {*known})
-    return labels if can_be_names or len(whole) < 2 or not {*whole} <= {"0", "1"} else [int(label) for label in whole]
+    is_other = len(whole) < max(2, len(labels)) or not {*whole} <= {"0", "1"}
+    return list(labels) if can_be_names or is_other else [int(name) for name in whole]
 
 
 def _are_flags(labels: list[Any]) -> bool:
