@@ -71,7 +71,6 @@ class TaskType:
     cuts_ends = True  # inputs that are too long lose their end, as the file of a tokenizer alone can say
 
     # the model
-    headless = False  # its models have no head of a task, so that they may be fine-tuned for another
     own_head = False  # its models' heads are the same for every task
     one_stack = False  # its models are no encoders with a decoder
     unused: tuple[str, ...] = ()  # starts of names of tensors that do not affect the outputs: a file may lack them

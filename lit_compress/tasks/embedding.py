@@ -52,7 +52,7 @@ class Embedding(TaskType):
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
-    pools = headless = own_head = secret = one_stack = True
+    pools = own_head = secret = one_stack = True
     unused = ("pooler.",)  # it serves heads
     sample = '"a text"'
     means = (

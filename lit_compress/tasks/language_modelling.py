@@ -27,7 +27,7 @@ class LanguageModelling(TaskType):
     scores = ("perplexity",)
     answered = False
     label = "text"
-    per_token = one_text = reads_labels = over_vocabulary = headless = own_head = True
+    per_token = one_text = reads_labels = over_vocabulary = own_head = True
     cuts_ends = False
     length = max_length = 512
     sample = '"Once upon a time"'
