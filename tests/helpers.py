@@ -8,8 +8,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
-from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
-from lit_compress.methods.cofi.gates import possible_gates
+from lit_compress.methods.cofi.gates import gated_size, possible_gates
 from lit_compress.models.cut import close_empty_sublayers, cut_closed
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, gate_shapes
 from lit_compress.models.projected.projections import Bases, fold_projections, insert_projections
@@ -152,7 +151,7 @@ def random_z(net, gates, seed=0):
     """Soft values in [0.6, 1], some closed: a head or two, whole sub-layers, a layer without open units."""
     generator = torch.Generator().manual_seed(seed)
     z = {}
-    for name, shape in cofi_shapes(net, gates).items():
+    for name, shape in gated_size(net, gates).shapes.items():
         value = 0.6 + 0.4 * torch.rand(shape, generator=generator)
         z[name] = value * (torch.rand(shape, generator=generator) > 0.35)
     for name in ("attention_layer", "ffn_layer"):

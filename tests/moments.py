@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.decompose import Axis
+from lit_compress.numerics.decompose import Side, weighted_svd
 from lit_compress.numerics.kronecker import centred
-from lit_compress.stages.low_rank import Decomposer
 
 SHAPES = [(6, 9), (9, 6), (7, 7)]
 
@@ -26,9 +23,11 @@ def moment(size: int, seed: int) -> Tensor:
     return rows.T @ rows / len(rows)
 
 
-def factors_of(decomposer: Decomposer) -> Callable[[str, Tensor, int], tuple[Tensor, Tensor]]:
-    """Return the function of name, weight and rank that gives factors."""
-    return lambda name, weight, rank: decomposer(name, weight, rank).factors(rank)
+def decompose(
+    weight: Tensor, rank: int, importance: Tensor | None = None, side: Side = "out", name: str = "weight"
+) -> tuple[Tensor, Tensor]:
+    """Return left [out, rank] and right [rank, in]."""
+    return weighted_svd(weight, importance, side, components=rank, name=name).factors(rank)
 
 
 def estimated_loss(
@@ -52,7 +51,7 @@ def estimated_loss(
     return float((left * right).sum())
 
 
-def weighted_error(weight: Tensor, approx: Tensor, importance: Tensor | None = None, axis: Axis = "out") -> float:
+def weighted_error(weight: Tensor, approx: Tensor, importance: Tensor | None = None, axis: Side = "out") -> float:
     """Return || diag(sqrt(importance)) (weight - approx) ||_F, with the diagonal on the other side for ``axis`` in."""
     rows, columns = (None, importance) if axis == "in" else (importance, None)
     error = weight.double() - approx.double()

@@ -7,11 +7,12 @@ import itertools
 import pytest
 import torch
 from helpers import logits
+from moments import decompose
 from tiny import make_net
 
 from benchmarks.analysis import truncation
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose, weighted_svd
+from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.stages.rank_rule import RankRule
 
 
@@ -24,7 +25,7 @@ def decomposers(net):
     generator = torch.Generator().manual_seed(2)
     columns = {n: torch.rand(w.shape[1], generator=generator).double() for n, w in truncation.site_weights(net).items()}
     return {
-        "none": lambda name, weight: weighted_svd(weight, axis="in"),
+        "none": lambda name, weight: weighted_svd(weight, side="in"),
         "in": lambda name, weight: weighted_svd(weight, columns[name], "in"),
     }
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import as_deployed, disturb, gates_of, random_bases
+from moments import decompose
 from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.export.check import check_export
@@ -15,7 +16,6 @@ from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net, tied
 from lit_compress.models.surgery import describe, factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 
 WRITERS = {

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.analysis import pruning, truncation, widths
 from benchmarks.analysis.plots import FIGURES, write_rows
-from benchmarks.analysis.truncation import TableRows
+from benchmarks.analysis.truncation import Decomposer, TableRows
 from lit_compress.cli.factorizing import load_model
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
@@ -35,7 +35,7 @@ from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.stages.compression import collected
-from lit_compress.stages.low_rank import Decomposer, Factors
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
 from lit_compress.utils.devices import current_device
@@ -76,7 +76,7 @@ def decomposers(
         ((_, sums),) = collected(net, calibration_for(most_known, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
     factors = [(Factors(RankRule(), s), statistics.get(s.weighting, {})) for s in settings]
-    return [lambda *matrix, f=f, sums=sums: f.decomposer(net, dict(sums))(*matrix) for f, sums in factors]  # type: ignore
+    return [lambda name, w, f=f, sums=sums: f.svd(net, [name], w, dict(sums), min(w.shape)) for f, sums in factors]  # type: ignore
 
 
 def named(models: Sequence[str]) -> dict[str, tuple[Path, str]]:

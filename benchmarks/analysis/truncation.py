@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.numerics.decompose import Factorization
-    from lit_compress.stages.low_rank import Decomposer
 
 TableRows = list[dict[str, Any]]
+Decomposer = Callable[[str, Tensor], "Factorization"]  # of name and weight [out, in] of a site
 
 
 def site_weights(net: PreTrainedModel) -> dict[str, Tensor]:

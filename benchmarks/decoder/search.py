@@ -41,7 +41,7 @@ from lit_compress.calibration.walk import calibration_parts
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import blocks, held_part, sublayers
-from lit_compress.numerics.kronecker import centred, corrected_bias
+from lit_compress.numerics.kronecker import centred, change_of_bias
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.refinement import refine_net
@@ -114,7 +114,7 @@ class Searched(UnitRemoval):
                 mean = None if layer.bias is None else moment.mean
                 inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
                 new = without_inputs(weight, inverse, unit_inputs(net, part)[~kept].flatten())
-                bias = None if mean is None else corrected_bias(layer.bias, weight, new, mean).float()
+                bias = None if mean is None else (layer.bias + change_of_bias(weight, new, mean)).float()
                 self._repaired[key] = new.float(), bias
             weight, bias = self._repaired[key]
             layer.weight.copy_(weight)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.ranks import rank_for_density
 
 BERT_BASE = {(768, 768): 48, (3072, 768): 12, (768, 3072): 12}
@@ -50,7 +50,7 @@ def nested(shapes: dict[tuple[int, int], int]) -> dict[str, Any]:
                 weight = torch.randn(shape, generator=generator)
                 importance = importance_of(axis, shape, generator)
                 where: Any = "out" if axis == "none" else axis
-                spent, _ = timed(lambda: decompose(weight, rank, importance, where))  # noqa: B023
+                spent, _ = timed(lambda: weighted_svd(weight, importance, where, components=rank).factors(rank))  # noqa: B023
                 seconds.setdefault(f"{shape[0]}x{shape[1]} rank {rank}", []).append(spent)
         pairs = [pair for runs in seconds.values() for pair in runs]
         found[axis] = {"total": [round(sum(kind), 2) for kind in zip(*pairs, strict=True)], "seconds": seconds}

@@ -53,7 +53,7 @@ def sp3_nets() -> dict[str, Any]:
 
 def cofi_net() -> Any:
     """Return a model of CoFi's form."""
-    from lit_compress.methods.cofi.gates import gate_shapes, possible_gates
+    from lit_compress.methods.cofi.gates import gated_size, possible_gates
     from lit_compress.models.cut import close_empty_sublayers, cut_closed
 
     net = timing.random_bert(timing.MINILM).eval()
@@ -62,7 +62,7 @@ def cofi_net() -> Any:
         name: torch.stack([(torch.arange(units) < n).float() for n in left[name]])
         if name in left
         else torch.ones(groups, units)
-        for name, (groups, units) in gate_shapes(net, possible_gates(net)).items()
+        for name, (groups, units) in gated_size(net, possible_gates(net)).shapes.items()
     }
     cut_closed(net, close_empty_sublayers(z))
     return net.eval()

@@ -18,7 +18,7 @@ are concatenated on the token axis. Vectors have no labels; a target is drawn ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -40,13 +40,13 @@ _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on
 class ExampleGradients(Collector):
     """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
 
-    That frees their memory early. ``sums`` by site have ``add(uses)``, ``total`` and ``mean(examples)``.
+    That frees their memory early.
     """
 
     by_token = False
 
-    def __init__(self, sums: dict[str, Any]) -> None:
-        self.sums = sums
+    def __init__(self, sums: Mapping[str, GradientSum]) -> None:
+        self.sums = dict(sums)
         self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
         self.missing = dict.fromkeys(sums, 0)
 
@@ -73,11 +73,11 @@ class ExampleGradients(Collector):
         if uses:
             self.sums[name].add(uses)
 
-    def totals(self) -> Iterator[Tensor]:
+    def totals(self) -> list[Tensor]:
         """Return the sums of all matrices."""
-        return (sums.total for sums in self.sums.values())
+        return [sums.total for sums in self.sums.values()]
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Tensor]:
         """Return the means over the examples."""
         for name, sums in self.sums.items():
             if not sums.total.isfinite().all():
@@ -87,21 +87,31 @@ class ExampleGradients(Collector):
 
 
 @dataclass
-class Fisher:
-    """Squared gradients G [out, in] of one matrix: their sums over examples, in the end their mean.
+class GradientSum:
+    """The sum over examples of the gradients of one matrix, into ``total`` [out, in] of zeros."""
+
+    total: Tensor
+
+    def add(self, uses: Sequence[Pair]) -> None:
+        """Add the gradients of all examples, which are sums over the uses."""
+        for x, delta in uses:
+            self.total += (delta.flatten(0, 1).mT @ x.flatten(0, 1)).to(self.total.device)
+
+    def mean(self, count: float) -> Tensor:
+        """Return the mean over ``count`` examples, on the CPU."""
+        return (self.total / count).cpu()
+
+
+@dataclass
+class Fisher(GradientSum):
+    """The sum over examples of the squared gradients G [out, in] of one matrix.
 
     Attributes:
         total: float64 [in], sum over the rows of G ** 2; the weights of FWSVD.
         outputs: number of rows.
     """
 
-    total: Tensor
     outputs: int
-
-    @property
-    def importance(self) -> Tensor:
-        """The mean of each column, the importance that :func:`lit_compress.numerics.decompose.weighted_svd` takes."""
-        return self.total / self.outputs
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every example's gradient, which is the sum over the uses."""
@@ -111,15 +121,12 @@ class Fisher:
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
         for start in range(0, examples, step):
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
-            if gram:
-                _add(self.total, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
-            else:
-                _add(self.total, (delta.mT @ x).square_().sum(0).sum(0))
+            squares = (delta @ delta.mT @ x).mul_(x).sum((0, 1)) if gram else (delta.mT @ x).square_().sum(0).sum(0)
+            self.total += squares.to(self.total.device)  # the CPU if the device has no float64
 
-    def mean(self, count: float) -> Fisher:
-        """Return the mean over ``count`` examples, on the CPU."""
-        # the Gram form may round a zero to something negative
-        return Fisher((self.total / count).clamp_min(0).cpu(), self.outputs)
+    def mean(self, count: float) -> Tensor:
+        """Return the mean of each column, the importance that numerics/decompose.py takes."""
+        return super().mean(count).clamp_min(0) / self.outputs  # the Gram form may round a zero to something negative
 
 
 @dataclass(frozen=True)
@@ -139,11 +146,6 @@ class DiagonalFisher(Statistic):
         return super().parts(task, rows) if task.over_vocabulary else [rows]
 
 
-def _add(total: Tensor, part: Tensor) -> None:
-    """Add ``part`` to ``total``, which is on the CPU if the device has no float64."""
-    total += part.to(total.device)
-
-
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -158,19 +160,3 @@ class Gradients(Statistic):
         """Return empty sums."""
         zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
         return ExampleGradients({name: GradientSum(total) for name, total in zeros.items()})
-
-
-@dataclass
-class GradientSum:
-    """The sum of the gradients of one matrix, into ``total`` [out, in] of zeros."""
-
-    total: Tensor
-
-    def add(self, uses: Sequence[Pair]) -> None:
-        """Add the gradients of all examples, which are sums over the uses."""
-        for x, delta in uses:
-            self.total += (delta.flatten(0, 1).mT @ x.flatten(0, 1)).to(self.total.device)
-
-    def mean(self, count: float) -> Tensor:
-        """Return the mean over ``count`` examples, on the CPU."""
-        return (self.total / count).cpu()

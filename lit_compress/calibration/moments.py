@@ -76,12 +76,6 @@ class KroneckerFactors:
     _inputs: Gram
     _gradients: Gram | None
 
-    @property
-    def outputs(self) -> int:
-        """How many outputs the site has."""
-        assert self._gradients is not None, "no gradients"
-        return self._gradients.size
-
     def stored_inputs(self) -> dict[str, Tensor]:
         """Return the sums for a file, from which :meth:`of_stored_inputs` makes the moments of a site's inputs."""
         return {"mean": self.mean, "tokens": torch.tensor(self.tokens), "inputs": self._inputs.flat}
@@ -118,7 +112,7 @@ class Moments(Statistic):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
-        return MomentSums(net, names, net.dtype, device, self.labels is not None)
+        return MomentSums(net, names, device, self.labels is not None)
 
     def loss(self, task: TaskType, logits: Any, rows: Batch) -> Tensor:
         """Return the loss whose gradients give the Fisher information."""
@@ -130,14 +124,12 @@ class Moments(Statistic):
 class MomentSums(Collector):
     """The sums of sites, and the number of tokens and examples.
 
-    Sums are of ``dtype``, on ``device``. Gradients are summed only if they are asked for.
+    Sums are of the model's dtype, on ``device``. Gradients are summed only if they are asked for.
     """
 
     by_token = True
 
-    def __init__(
-        self, net: Any, names: Sequence[str], dtype: torch.dtype, device: torch.device | str, gradients: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, net: Any, names: Sequence[str], device: torch.device | str, gradients: bool) -> None:
         self.with_gradients = gradients
         place = place_of_sums(device)
         self.grams: dict[str, Gram] = {}
@@ -150,10 +142,10 @@ class MomentSums(Collector):
         for name in names:
             outputs, inputs = size_at(net, name)
             if self.leader[name] == name:
-                self.grams[name] = Gram(inputs, dtype, device)
+                self.grams[name] = Gram(inputs, net.dtype, device)
                 self.means[name] = torch.zeros(inputs + 1, dtype=torch.float64, device=place)
             if gradients:
-                self.outer[name] = Gram(outputs, dtype, device)
+                self.outer[name] = Gram(outputs, net.dtype, device)
 
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""

@@ -49,8 +49,6 @@ class Walk:
 
     def __init__(self, net: Blocks, task: TaskType, parts: Sequence[Batch], folder: Path) -> None:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, net.net.dtype
-        width = int(net.net.config.hidden_size)
-        self.shapes = [(*task.inputs(net.net, rows)["input_ids"].shape, width) for rows in parts]
 
     def path(self, what: str, number: int) -> Path:
         """Return the folder of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""

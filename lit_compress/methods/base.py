@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
+from lit_compress.models import backbones
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import LayerShape
 from lit_compress.models.sites import Model, blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
-from lit_compress.stages.base import Load, Stage, Training, build_optimizer, build_schedule, count_steps
+from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.micro_batches import MicroBatches
@@ -146,7 +147,7 @@ class Method(MicroBatches, Fields):
 
     def prepare(
         self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], Model] | None = None,
-        mark: Mapping[str, Any] = MappingProxyType({}), load: Load = load_net,
+        mark: Mapping[str, Any] = MappingProxyType({}), load: Callable[[Path], Model] = load_net,
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
@@ -166,7 +167,9 @@ class Method(MicroBatches, Fields):
         if self._previous is None:
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
-            net = self.stage.build(self, self._previous, self._structure, self._load)
+            previous = self.stage.previous = self._previous
+            net = self._load(previous) if previous else backbones.load_net(self.backbone, self.task)
+            net = self.stage.begin(net, self, self._structure)
             if self._load_teacher and self.stage.distil and self.distillation.on:
                 self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
         trim()  # what a calibration has left free is not used by the training

@@ -45,7 +45,7 @@ class SVD(Ranked):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        factors = Factors(self.rule, sigma_side="out")  # Eqs. 1-2
+        factors = Factors(self.rule, side="out")  # Eqs. 1-2
         return [CompressedStage("retrain", self.retrain, factors)]
 
 

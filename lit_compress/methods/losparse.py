@@ -101,7 +101,7 @@ class LowRankI(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        factors = Factors(self.rule, sigma_side="balanced")  # Eqs. 6-7, without S
+        factors = Factors(self.rule, side="balanced")  # Eqs. 6-7, without S
         return [CompressedStage("retrain", self.retrain, factors)]
 
 

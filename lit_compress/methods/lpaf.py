@@ -24,6 +24,7 @@ Deviations and choices where the paper is silent:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,11 +36,10 @@ from lit_compress.layers import LowRankLinear, MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, factorize
-from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Limits, Stage, Training
-from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.low_rank import Decomposer, Factors
+from lit_compress.stages.compression import CompressedStage, Items
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderScore, Unstructured, UnstructuredPruning
@@ -105,18 +105,16 @@ class SparseFactors(Factors):
     """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these."""
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
-        super().__init__(rule, sigma_side="out")
+        super().__init__(rule, side="out")
         self.by_scores = settings.weighting == "scores"
 
-    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
-        """Return the decomposer by the scores of the model's folder."""
-        if not self.by_scores:
-            return super().decomposer(net, statistics)
-        assert self.folder is not None, "has the scores"
-        rows = load_file(self.folder / "importance.safetensors")
-        return lambda name, weight, components=None: weighted_svd(
-            weight, rows[f"{name}/scores"], name=name, components=components
-        )
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+        """Yield the factors by the scores of the model's folder."""
+        if self.by_scores:
+            assert self.folder is not None, "has the scores"
+            rows = load_file(self.folder / "importance.safetensors")
+            statistics = {name: rows[f"{name}/scores"] for name in names}
+        return super().measure(net, names, statistics)
 
     def layer(self, net: Model) -> type[LowRankLinear]:
         """Return factors next to the sparse matrices; in shapes alone those in their places, as in the export."""

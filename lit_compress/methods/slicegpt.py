@@ -167,21 +167,12 @@ class SliceGPT(OneShot):
 
     def fill(self, net: Model, plan: dict[str, list[int]], measured: Measured | None) -> None:
         """Slice a model; without axes along the dense model's, and without values only its shapes."""
-        widths, axes = plan["widths"], None
+        widths, bases = plan["widths"], identity_bases(net)
         if measured is not None:  # the directions that go are 0
             parts = [measured[str(i)] for i in range(len(widths))]
             axes = [nn.functional.pad(part, (0, len(part) - part.shape[1])) for part in parts]
-        slice_stream(net, axes, widths)
-
-
-def slice_stream(net: Model, axes: list[Tensor] | None, widths: list[int]) -> Model:
-    """Give hidden states their bases, U [d, d] of every site, and keep the first of their directions, in place.
-
-    ``net`` is dense, on the CPU or without values, ``axes`` are by default its own; ``widths`` are the numbers of
-    directions that the sites keep.
-    """
-    bases = identity_bases(net)
-    return narrowed(net, SLICED, {"hidden": torch.tensor(widths)}, replace(bases, sites=axes or bases.sites))
+            bases = replace(bases, sites=axes)
+        narrowed(net, SLICED, {"hidden": torch.tensor(widths)}, bases)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lit_compress.utils.errors import UserError
 
-Axis = Literal["out", "in"]
-SigmaSide = Literal["out", "in", "balanced"]
+Side = Literal["out", "in", "balanced"]
 
 RELATIVE_FLOOR = 1e-4  # fraction of the mean multiplier: keeps D W of full rank, so that a full-rank product is W
 GRAM_FROM = 4096  # if both sides are at least this, eigenvectors of the Gram matrix replace the SVD
@@ -57,26 +56,23 @@ class Factorization:
 def weighted_svd(
     weight: Tensor,
     importance: Tensor | None = None,
-    axis: Axis = "out",
+    side: Side = "out",
     *,
-    sigma_side: SigmaSide | None = None,
     name: str = "weight",
     components: int | None = None,
 ) -> Factorization:
     """Decompose W under an importance of its rows or its columns, for the factors of any rank.
 
-    A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11) and || (W - left @
-    right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns). d is the square root of the
+    A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``side="out"`` (LPAF Eqs. 7-11) and || (W - left @
+    right) diag(d) ||_F for ``side="in"`` (FWSVD, whose rows are torch's columns). d is the square root of the
     importance, floored at 1e-4 of its mean; its scale has no influence. sigma are the singular values of the weighted
     W, in the importance's own scale, so that values of several matrices compare; 0 if an importance is all zero.
 
     Args:
         weight: [out, in], any float dtype.
         importance: [out] or [in], not negative; None for the plain SVD.
-        axis: whether the importance belongs to rows (outputs) or columns (inputs).
-        sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``. With an importance they are
-            always on its side.
+        side: whether the importance belongs to rows (``out``) or columns (``in``). That side's factor, left or right,
+            gets the singular values; ``balanced``, for the plain SVD: both get their square roots.
         name: name of the matrix in messages.
         components: number of components to keep; default: all.
 
@@ -89,22 +85,14 @@ def weighted_svd(
     wide = weight.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    scale, mean = _multiplier(importance, f"{name}: importance of {'rows' if axis == 'out' else 'columns'}")
-    side: SigmaSide = axis if scale is not None else sigma_side or axis
-    scaled = wide if scale is None else scale[:, None] * wide if axis == "out" else wide * scale
+    scale, mean = _multiplier(importance, f"{name}: importance of {'rows' if side == 'out' else 'columns'}")
+    scaled = wide if scale is None else scale[:, None] * wide if side == "out" else wide * scale
     basis, sigma = _right_basis(scaled.T if side == "in" else scaled, components or min(wide.shape))
     left, right = (basis, basis.T @ wide) if side == "in" else (wide @ basis, basis.T)
     if side == "balanced":
         share = torch.linalg.vector_norm(left, dim=0).sqrt()
         left, right = torch.where(share > 0, left / share, 0.0), share[:, None] * right
     return Factorization(sigma * mean, left, right, weight.dtype, weight.device, name)
-
-
-def decompose(
-    weight: Tensor, rank: int, importance: Tensor | None = None, axis: Axis = "out", **settings: Any
-) -> tuple[Tensor, Tensor]:
-    """Return left [out, rank] and right [rank, in] of :func:`weighted_svd`, whose arguments the others are."""
-    return weighted_svd(weight, importance, axis, components=rank, **settings).factors(rank)
 
 
 def _multiplier(importance: Tensor | None, what: str) -> tuple[Tensor | None, float]:

@@ -134,7 +134,7 @@ def fit_budget(
     size: Size,
     budget: int,
     least: Mapping[str, int],
-    finest: str | None,
+    finest: str,
     steps: Mapping[str, int] | None = None,
 ) -> dict[str, Tensor]:
     """Choose the units to keep, bool [groups, size] by gate: at most ``budget`` weights, as many as units allow.
@@ -149,7 +149,7 @@ def fit_budget(
         size: the number of weights as a function of units, on the CPU.
         budget: number of weights to keep.
         least: name of a gate -> number of units that every group always keeps; 0 for gates not named.
-        finest: gate of the units with the fewest weights, which gets the rest last; None leaves the rest unused.
+        finest: gate of the units with the fewest weights, which gets the rest last.
         steps: name of a gate -> number whose multiple every group keeps, or fewer, or all; 1 for gates not named.
     """
 
@@ -164,9 +164,8 @@ def fit_budget(
         return chosen
 
     chosen = kept(largest(lambda offset: size.count(kept(offset)) <= budget, -64.0, 64.0))
-    if finest is not None:
-        for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
-            _fill(chosen, log_alphas[name], size, budget, name, step(name))
+    for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
+        _fill(chosen, log_alphas[name], size, budget, name, step(name))
     return {name: keep_best(a, chosen[name]) for name, a in log_alphas.items()}
 
 
@@ -176,7 +175,7 @@ def _cost(kept: dict[str, Tensor], size: Size, name: str) -> int:
     return max(size.count(kept | {name: kept[name] + (groups == group)}) - now for group in groups.tolist())
 
 
-def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, name: str, step: int = 1) -> None:
+def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, name: str, step: int) -> None:
     """Add units of one gate, those with the largest log_alpha first, while they fit the budget; in place."""
     most = log_alpha.shape[1]
     ordered = log_alpha.sort(dim=1, descending=True).values.tolist()

@@ -144,13 +144,3 @@ def _gram_basis(
 def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
     """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype."""
     return ((weight.cpu().double() - approx.cpu().double()) @ mean.cpu()).to(weight)
-
-
-def corrected_bias(bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
-    """Return the bias b + (W - X) m [out] that keeps the mean m [in] of inputs' outputs; X [out, in] replaces W.
-
-    It is computed in float64, unlike a sum of two, and has the dtype and device of b.
-    """
-    m = mean.cpu().double()
-    shift = weight.cpu().double() @ m - approx.cpu().double() @ m
-    return (bias.cpu().double() + shift).to(bias.device, bias.dtype)

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from lit_compress.utils.errors import UserError
 
+RIDGE = 1e-6  # share of the mean eigenvalue that is added to all
+
 
 def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvectors U [..., d, d] of a Gram matrix, as columns, and their eigenvalues [..., d], falling.
@@ -60,7 +62,7 @@ def site_projections(axes: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return axes.mT - axes.mean(0)[:, None], gamma.detach().to(axes)[:, None] * axes
 
 
-def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
+def query_key_projections(gram_query: Tensor, gram_key: Tensor) -> tuple[Tensor, Tensor]:
     """Return P_Q and P_K [d, d] of one head's queries and keys, rows by their part in the attention scores, falling.
 
     The first k rows of both give the best approximation of rank k of X_Q^T X_K (Chen et al. 2021, DRONE). The ridge
@@ -69,9 +71,8 @@ def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1
     Args:
         gram_query: sum of q q^T over tokens, [d, d]; with the bias.
         gram_key: sum of k k^T, [d, d]; the tokens may be others.
-        ridge: share of the mean eigenvalue that is added to all; above 0.
     """
-    (axes_q, root_q), (axes_k, root_k) = _root(gram_query, ridge), _root(gram_key, ridge)
+    (axes_q, root_q), (axes_k, root_k) = _root(gram_query), _root(gram_key)
     left, sigma, right = torch.linalg.svd(root_q[:, None] * (axes_q.mT @ axes_k) * root_k)
     half = sigma.sqrt()[:, None]
     query = half * (left.mT / root_q) @ axes_q.mT
@@ -79,8 +80,8 @@ def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1
     return query, key
 
 
-def _root(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _root(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the axes, and the square roots of the eigenvalues plus ridge, all above 0."""
     axes, values = principal_axes(gram)
     mean = float(values.mean())
-    return axes, (values + ridge * mean).sqrt() if mean else torch.ones_like(values)
+    return axes, (values + RIDGE * mean).sqrt() if mean else torch.ones_like(values)

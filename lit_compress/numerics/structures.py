@@ -60,7 +60,7 @@ def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor) -> Tensor:
 def without_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> Tensor:
     """Return W [out, in] after the removal of the inputs ``removed`` [S], equation (U); their columns are zero.
 
-    The bias belongs to it if H, whose inverse [in, in] is given, is a covariance: ``kronecker.corrected_bias``. All is
+    The bias belongs to it if H, whose inverse [in, in] is given, is a covariance: ``kronecker.change_of_bias``. All is
     float64.
     """
     new = weight.addmm(weight[:, removed], _solved(inverse, removed), alpha=-1)

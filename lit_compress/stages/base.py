@@ -18,9 +18,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch import Tensor, nn
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.models import backbones
 from lit_compress.models.sites import Model
-from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.losses import States, layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
@@ -28,7 +26,6 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, sum_over_ranks
 
-Load = Callable[[Path], Model]  # from the folder of a model
 Limits = dict[str, dict[str, Any]]  # option -> arguments of ``require``, of a class and those derived from it
 
 
@@ -95,7 +92,7 @@ class Stage(nn.Module):
         distil: True to add the distillation terms to the loss if there is a teacher.
 
     Attributes:
-        previous: folder of the model that the stage starts from, once it is built; None for the backbone.
+        previous: folder of the model that the stage starts from, once it begins; None for the backbone.
         from_backbone: True to start from the pre-trained backbone instead of the model of the stage before.
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
         shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
@@ -109,7 +106,7 @@ class Stage(nn.Module):
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
         rate_option: the option that sets the learning rate.
         over_step: function that replaces values of a micro-batch, in place, by their sum over the optimizer step.
-        notes: facts found by :meth:`build`, as JSON, for the record of the stage; checkpoints have it.
+        notes: facts found by :meth:`begin`, as JSON, for the record of the stage; checkpoints have it.
     """
 
     previous: Path | None = None
@@ -170,21 +167,11 @@ class Stage(nn.Module):
     def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse by a UserError settings that need more training examples than there are."""
 
-    def build(
-        self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Load = load_net
-    ) -> Model:
-        """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
-
-        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
-        """
-        net = load(previous) if previous else backbones.load_net(method.backbone, method.task)
-        self.previous = previous
-        return self.begin(net, method, structure)
-
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
-        """Return ``net``, from the stage before, in its form for training; it may be changed in place.
+        """Return ``net``, of the stage before or the backbone, in its form for training; it may be changed in place.
 
-        With a ``structure``, values of new parts come from a checkpoint; where data decide, it has the shapes.
+        With a ``structure``, of the model in a checkpoint that will be loaded, values of new parts come from there;
+        where data decide, it has the shapes.
         """
         return net
 

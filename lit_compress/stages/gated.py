@@ -72,7 +72,7 @@ class GatedStage(Stage):
     gates: dict[str, HardConcrete]
     decided_by_data = True
     clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
-    finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
+    finest: str  # the gate whose units have the fewest weights; they fill up the budget
     fine: Sequence[str] = ()  # gates that alone meet the budget, if there are some: units of others stay as expected
     rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
     round_to: int
@@ -165,7 +165,7 @@ class GatedStage(Stage):
         """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""
         values = on_cpu([value.detach() for value in self.log_alphas.values()])
         log_alphas, active = dict(zip(self.gates, values, strict=True)), self.active(max(step - 1, 0))
-        fixed = [name for name in log_alphas if name not in self.fine] if set(self.fine) & log_alphas.keys() else []
+        fixed = [name for name in log_alphas if name not in self.fine] if self.fine else []
         masks = {
             name: keep_best(a, kept_units(a, self.gates[name].least)) if name in active else torch.ones_like(a).bool()
             for name, a in log_alphas.items()
@@ -182,9 +182,8 @@ class GatedStage(Stage):
         """
         budget = keep_count(self.density, self.size.total) if budget is None else budget
         least = {name: gate.least for name, gate in self.gates.items()}
-        finest = self.finest if self.finest in log_alphas else None
         steps = dict.fromkeys(self.rounds, self.round_to)
-        return fit_budget(log_alphas, self._size[0], budget, least, finest, steps)
+        return fit_budget(log_alphas, self._size[0], budget, least, self.finest, steps)
 
     def deterministic(self, net: Model, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them by name.

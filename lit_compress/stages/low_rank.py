@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.data.datamodule import DataModule
 from lit_compress.layers import LowRankLinear
-from lit_compress.models.sites import Model, find_sites
+from lit_compress.models.sites import Model, size_at
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
+from lit_compress.numerics.decompose import Factorization, Side, weighted_svd
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Calibration, Compression, Items, Measured
@@ -24,8 +22,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 PLAIN = Weighted(weighting="none")
-# of name and weight [out, in] of a site, or of several stacked by rows, and the number of components; without it of all
-Decomposer = Callable[..., Factorization]
 
 
 class ByRule(Compression):
@@ -47,7 +43,7 @@ class ByRule(Compression):
 
     def drawn(self, data: DataModule) -> int:
         """Return the number of the calibration examples."""
-        return super().drawn(data) if self.settings is PLAIN else self.settings.drawn(data)
+        return self.settings.drawn(data)
 
     def record(self, data: DataModule) -> dict[str, Any] | None:
         """Return the report's entry on the calibration; None for weightings that have none."""
@@ -65,31 +61,38 @@ class ByRule(Compression):
 class Factors(ByRule):
     """Low rank: factors in the places of matrices, and stacks of them, of ranks under one rule.
 
-    ``sigma_side``: which factor gets the singular values in the plain SVD.
+    ``side``: which factor gets the singular values in a weighted or a plain SVD.
     """
 
     name = "ranks"
 
-    def __init__(self, rule: RankRule, settings: Weighted = PLAIN, sigma_side: SigmaSide = "in") -> None:
+    def __init__(self, rule: RankRule, settings: Weighted = PLAIN, side: Side = "in") -> None:
         super().__init__(rule, settings)
-        self.sigma_side = sigma_side
+        self.side = side
 
     def calibration(self, net: Model, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
         return calibration_for(self.settings, data)
 
-    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
-        """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""
-        if self.moments is not None:
-            stacks = self.rule.stacks(net)
-            return kronecker_decomposer(statistics, self.moments == "kfac", biased_sites(net, stacks), stacks)
-        if self.settings.weighting == "fisher":
-            return lambda name, weight, components=None: weighted_svd(
-                weight, statistics[name].importance, "in", name=name, components=components
-            )
-        return lambda name, weight, components=None: weighted_svd(
-            weight, sigma_side=self.sigma_side, name=name, components=components
-        )
+    def svd(
+        self, net: Model, sites: Sequence[str], weight: Tensor, statistics: dict[Any, Any], components: int
+    ) -> Factorization:
+        """Return the decomposition of ``weight`` [out, in] of a site of ``net``, or of several stacked by rows.
+
+        The ``statistics`` are Kronecker factors by site, equation (M) of numerics/kronecker.py, which are released, or
+        importances of a side; without any it is the plain SVD. The mean of the inputs goes into the biases if all of
+        the sites have one.
+        """
+        name, modules = sites[0], [net.get_submodule(site) for site in sites]
+        if self.moments is None:
+            return weighted_svd(weight, statistics.get(name), self.side, name=name, components=components)
+        own = [statistics.pop(site) for site in sites]
+        inputs, mean = own[0].inputs(), own[0].mean if all(each.bias is not None for each in modules) else None
+        sizes = gradients = None
+        if self.moments == "kfac":
+            sizes = [size_at(net, site)[0] for site in sites]
+            gradients = (own.pop(0).gradients() for _ in range(len(own)))  # the memory of one at a time
+        return kronecker_svd(weight, inputs, gradients, sizes=sizes, mean=mean, name=name, components=components)
 
     def check(self, net: Model) -> None:
         """Refuse a rank that makes no matrix smaller, a density below one component of each, and a shape."""
@@ -105,7 +108,6 @@ class Factors(ByRule):
 
         The factors have the rule's rank, or, if singular values decide, as many components as make the matrix smaller.
         """
-        decomposer = self.decomposer(net, statistics)
         even = self.rule.allocate(net) if self.rule.allocation == "uniform" else None
         members = {name: sites for name, sites in self.rule.members(net).items() if name in names}
         for name, sites in track(members.items(), "singular values", len(members)):
@@ -113,7 +115,7 @@ class Factors(ByRule):
                 continue
             weight = stacked_weight(net, sites)
             rank = max(1, largest_rank(*weight.shape)) if even is None else even[name]
-            svd = decomposer(name, weight, rank)
+            svd = self.svd(net, sites, weight, statistics, rank)
             left, right = svd.factors(rank)
             kept = {"sigma": svd.sigma, "left": left, "right": right}
             if svd.mean is not None:
@@ -143,38 +145,3 @@ class Factors(ByRule):
             return left[:, :rank].contiguous().to(weight.device), right[:rank].clone().to(weight.device)
 
         factorize(net, plan, factors, self.layer(net), lambda name: measured.get(f"{name}.mean"), stacks)
-
-
-def biased_sites(net: Model, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
-    """Return the sites with a bias, which can carry the mean of their inputs.
-
-    Of a stack all have one, or none counts.
-    """
-    modules: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
-    biased = frozenset(name for name, module in modules.items() if module.bias is not None)
-    for names in (stacks or {}).values():
-        biased = biased if biased.issuperset(names) else biased.difference(names)
-    return biased
-
-
-def kronecker_decomposer(
-    moments: MutableMapping[str, KroneckerFactors], gradients: bool = True, centred: Collection[str] = (),
-    stacks: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-) -> Decomposer:  # fmt: skip
-    """Return a decomposer by Kronecker factors, equation (M) of numerics/kronecker.py.
-
-    Args:
-        moments: by site; those of a matrix are taken out when it is decomposed, which frees their memory.
-        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
-        centred: sites whose bias takes over the mean of the inputs.
-        stacks: first site -> names of all sites that get one right factor.
-    """
-
-    def svd(name: str, weight: Tensor, components: int | None = None) -> Factorization:
-        own = [moments.pop(site) for site in stacks.get(name, (name,))]
-        inputs, mean = own[0].inputs(), own[0].mean if name in centred else None
-        sizes = [each.outputs for each in own] if gradients else None
-        outer = (own.pop(0).gradients() for _ in range(len(own))) if gradients else None
-        return kronecker_svd(weight, inputs, outer, sizes=sizes, mean=mean, name=name, components=components)
-
-    return svd

@@ -126,16 +126,13 @@ class Refinement:
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry: steps, texts, tokens, seconds, and every block's error, in forward order."""
-        errors, tokens = [self.errors(i) for i in range(len(self.own.net))], int(self._tokens().sum())
+        errors = [read_json("--refine", self._told(i), dict) for i in range(len(self.own.net))]
+        tokens = int(self._tokens().sum())
         return {
             "steps": self.steps, "texts": sum(len(rows["index"]) for rows in self.own.parts), "tokens": tokens,
             "seconds": round(sum(each["seconds"] for each in errors), 2),
             "before": [each["before"] for each in errors], "after": [each["after"] for each in errors],
         }  # fmt: skip
-
-    def errors(self, number: int) -> dict[str, float]:
-        """Return the error of a trained block ``before`` and ``after``, and the ``seconds``."""
-        return read_json("--refine", self._told(number), dict)
 
     def _told(self, number: int) -> Path:
         return self.own.folder / f"refined-{number:05}.json"
@@ -175,19 +172,20 @@ class Refinement:
         if not parameters:  # both of its sub-layers were removed
             return
         optimizer = torch.optim.AdamW(rates(parameters, RATE), weight_decay=0.0)
-        peaks = [group["lr"] for group in optimizer.param_groups]
         warmup, generator = math.ceil(WARMUP * self.steps), torch.Generator().manual_seed(number)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: linear_warmup_decay(step + 1, self.steps + 1, warmup)
+        )
         order = list[int]()
         while len(order) < self.steps:
             order += torch.randperm(len(self.own.parts), generator=generator).tolist()
         block.requires_grad_(True)
         with torch.enable_grad():
-            for step, (_, error) in enumerate(self._outputs(number, block, order[: self.steps])):
-                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                    group["lr"] = peak * linear_warmup_decay(step + 1, self.steps + 1, warmup)
+            for _, error in self._outputs(number, block, order[: self.steps]):
                 optimizer.zero_grad()
                 error.backward()
                 optimizer.step()
+                schedule.step()
         block.requires_grad_(False)
 
 

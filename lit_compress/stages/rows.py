@@ -37,12 +37,11 @@ from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import Model, find_sites, size_at
 from lit_compress.models.surgery import Structure, factorize
-from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
-from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Limits
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
@@ -68,7 +67,7 @@ class RowPruning(CubicSchedule):
 
 def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return P sqrt(Sigma), sqrt(Sigma) Q^T of the largest singular values (Eqs. 6-7)."""
-    return decompose(weight, rank, sigma_side="balanced", name=name)
+    return weighted_svd(weight, side="balanced", name=name, components=rank).factors(rank)
 
 
 class RowBudget(NamedTuple):
@@ -163,10 +162,6 @@ class RowSparsePruning(CubicStage):
                 f"{valid}"
             )
 
-    def kept_share(self, step: int) -> float:
-        """Return p(step), the share of the parameters that is in kept rows."""
-        return cubic(step, self.total_steps, self._start, self._end, self.budget.final)
-
     def at_budget(self, step: int) -> bool:
         """Return whether the schedule has arrived at the final density."""
         return step >= max(self.total_steps - self._end, self.settings.interval + 1)
@@ -191,7 +186,7 @@ class RowSparsePruning(CubicStage):
 
     @torch.no_grad()
     def _zero(self, step: int) -> None:
-        budget = self.budget.factors + round(self.kept_share(step) * self.budget.total)
+        budget = self.budget.factors + round(self.target(step, self.budget.final) * self.budget.total)
         keep = select_rows([whole(score) for score in self.scores], self.row_sizes.choose, budget)
         self._keep(keep)
 
@@ -210,7 +205,7 @@ class RowSparsePruning(CubicStage):
         Between two prunings, rows that training has moved away from zero count as kept.
         """
         total, factors = self.budget.total, self.budget.factors / self.budget.total
-        return {"target": factors + self.kept_share(step), "density": int(self.stored()) / total}
+        return {"target": factors + self.target(step, self.budget.final), "density": int(self.stored()) / total}
 
 
 def _rank(share: float, out_features: int, in_features: int) -> int:

@@ -21,7 +21,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import UniformGroup, even_counts, spread_evenly, uniform_groups
 from lit_compress.models.sites import Model, SubLayer, cuttable, held_part, module_at, size_at, sublayers
-from lit_compress.numerics.kronecker import centred, corrected_bias
+from lit_compress.numerics.kronecker import centred, change_of_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
@@ -30,7 +30,7 @@ from lit_compress.numerics.structures import (
     without_inputs,
 )
 from lit_compress.stages.compression import Calibration, Compression, Items, Measured
-from lit_compress.stages.low_rank import ByRule, Factors, biased_sites
+from lit_compress.stages.low_rank import ByRule, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import Weighted, calibration_for
 from lit_compress.utils.errors import UserError
@@ -132,7 +132,7 @@ class UnitRemoval(ByRule):
 
     def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
-        rule, biased = self.rule, biased_sites(net)
+        rule = self.rule
         if rule.uniform:  # of the sub-layers that can lose as many units each, of all but one unit
             groups = uniform_groups(net, rule.round_to)
             parts = [part for group in groups for part in group.parts if len(group.counts) > 1]
@@ -143,10 +143,11 @@ class UnitRemoval(ByRule):
         parts = [part for part in parts if part.last in statistics]
         for part in track(parts, "heads and neurons", len(parts)):
             name, ffn, moment = part.last, part.kind == "ffn", statistics.pop(part.last)
+            layer = module_at(net, name, nn.Linear)
             path = removal_path(
-                module_at(net, name, nn.Linear).weight, moment.inputs(),
+                layer.weight, moment.inputs(),
                 moment.gradients() if self.moments == "kfac" else None, unit_inputs(net, part),
-                mean=moment.mean if name in biased else None, chunk=CHUNK if ffn else 0.0, keep=int(name in kept),
+                mean=None if layer.bias is None else moment.mean, chunk=CHUNK if ffn else 0.0, keep=int(name in kept),
                 multiple=rule.round_to if ffn else 1, name=name,
             )  # fmt: skip
             stored = moment.stored_inputs() | {"costs": path.costs, "sizes": path.sizes().long()}
@@ -192,12 +193,13 @@ class UnitRemoval(ByRule):
                 continue
             stored = {key: measured[f"{part.last}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore
             moment, layer = KroneckerFactors.of_stored_inputs(stored), module_at(net, part.last, nn.Linear)
-            before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
+            before = layer.weight.detach().to("cpu", torch.float64, copy=True)
+            mean = None if layer.bias is None else moment.mean
             inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
             gone = unit_inputs(net, part)[~plan[part.last]].flatten()
-            layer.weight.copy_(weight := without_inputs(before.cpu().double(), inverse, gone))
+            layer.weight.copy_(weight := without_inputs(before, inverse, gone))
             if mean is not None:
-                layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
+                layer.bias.copy_(layer.bias.cpu().double() + change_of_bias(before, weight, mean))
         cut_units(net, plan, whole=not self.rule.uniform)
 
 

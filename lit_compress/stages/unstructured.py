@@ -124,9 +124,9 @@ class CubicStage(Stage):
         )
         self.target(0)
 
-    def target(self, step: int) -> float:
-        """Return v(step), the kept fraction (Eq. 5)."""
-        return cubic(step, self.total_steps, self._start, self._end, self.density)
+    def target(self, step: int, final: float | None = None) -> float:
+        """Return v(step), the kept fraction (Eq. 5), which falls to ``final``, by default to the density."""
+        return cubic(step, self.total_steps, self._start, self._end, self.density if final is None else final)
 
     def at_budget(self, step: int) -> bool:
         """Return whether the schedule has arrived at the final density."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from in_memory import batch_of, collect_kronecker, cut, estimate_fisher
-from moments import draw, estimated_loss
+from moments import decompose, draw, estimated_loss
 from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.nn import functional as F
@@ -15,8 +15,7 @@ from lit_compress.calibration import moments
 from lit_compress.calibration.moments import Gram
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose
-from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
+from lit_compress.numerics.kronecker import change_of_bias, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
@@ -210,7 +209,7 @@ def test_estimated_loss_is_the_divergence(place):
         dense = net(**inputs).logits.log_softmax(-1)
         left, right = found.factors(24)
         estimate = estimated_loss(layer.weight, left @ right, *sums) / 2
-        layer.bias.copy_(corrected_bias(layer.bias, layer.weight, left @ right, factors.mean))
+        layer.bias += change_of_bias(layer.weight, left @ right, factors.mean)
         layer.weight.copy_(left @ right)
         measured = F.kl_div(net(**inputs).logits.log_softmax(-1), dense, log_target=True, reduction="batchmean")
     assert 0.6 < estimate / float(measured) < 1.5
@@ -233,7 +232,7 @@ def _rank(rank, folder):
             for part, how in ((mine, reduce), (batches, None))
         )
         for name in names:
-            torch.testing.assert_close(shared[name].columns, alone[name].columns)
+            torch.testing.assert_close(shared[name], alone[name])
         mine = batches if rank == 0 else []
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
     with pytest.raises(UserError, match="no examples"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from helpers import Tokenizer, net_of
+from moments import decompose
 from tiny import WORDS, write_model
 from transformers import AutoModelForCausalLM
 
@@ -26,7 +27,6 @@ from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import estimated_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.run.solve import GRAPH
 from lit_compress.stages.base import Training
 from lit_compress.stages.compression import Compression

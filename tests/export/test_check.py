@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+from moments import decompose
 from tiny import ALL, TINY, make_batch, make_net
 
 from lit_compress.export.check import check_export
@@ -14,7 +15,6 @@ from lit_compress.export.modelling import write_model
 from lit_compress.layers import MixedRankLinear
 from lit_compress.models.storage import ACTIVATIONS, load_net
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from helpers import as_deployed, gated, logits, narrow, net_of
+from moments import decompose
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
@@ -23,7 +24,6 @@ from lit_compress.models.files import net_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 

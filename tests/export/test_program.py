@@ -9,6 +9,7 @@ import torch
 import transformers
 from helpers import Tokenizer, as_deployed, gated, narrow, net_of
 from largest import largest_tensor
+from moments import decompose
 from tiny import make_net
 
 import lit_compress
@@ -25,7 +26,6 @@ from lit_compress.layers import (
 )
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError

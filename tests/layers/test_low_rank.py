@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from moments import decompose
 from tiny import make_batch, make_net
 from torch import nn
 
@@ -12,7 +13,6 @@ from lit_compress.layers import Int8Embedding, LowRankLinear, LowRankRowsLinear,
 from lit_compress.models import storage, surgery
 from lit_compress.models.accounting import count_params, dense_site_params, flops, stored_density
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 
 FAMILIES = ["bert", "albert", "deberta-v2", "modernbert", "bart", "t5", "llama"]

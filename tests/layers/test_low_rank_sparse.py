@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from moments import decompose
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear
-from lit_compress.numerics.decompose import decompose
 
 SHAPES = [(6,), (1, 6), (3, 6), (2, 3, 6), (1, 4, 6), (2, 3, 2, 6), (0, 6)]
 
@@ -51,7 +51,7 @@ def test_training_form_and_kept_rows_by_hand(rank, bias, shape):
 def test_decomposition_changes_nothing():
     """Invariant 1: the same function, balanced factors, and S holds the rest of the spectrum."""
     linear, x = nn.Linear(12, 8), torch.randn(5, 12)
-    layer = LowRankSparseLinear.from_factors(linear, *decompose(linear.weight.detach(), 3, sigma_side="balanced"))
+    layer = LowRankSparseLinear.from_factors(linear, *decompose(linear.weight.detach(), 3, side="balanced"))
     assert torch.allclose(layer(x), linear(x), atol=1e-6) and layer.bias is linear.bias
     sigma = torch.linalg.svdvals(linear.weight.double())
     for gram in (layer.left.T @ layer.left, layer.right @ layer.right.T):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from moments import decompose
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, MixedRankLinear
-from lit_compress.numerics.decompose import decompose
 
 
 @pytest.fixture

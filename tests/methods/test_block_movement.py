@@ -11,7 +11,7 @@ from lit_compress.methods import BlockMovement
 from lit_compress.methods.block_movement import BlockMovementSettings, BlockPruning, cut_empty
 from lit_compress.models import accounting
 from lit_compress.models.sites import find_sites, of_kind, sublayers
-from lit_compress.models.storage import save_net
+from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import without_values
 from lit_compress.numerics.masks import keep_count
 from lit_compress.utils.errors import UserError
@@ -30,7 +30,7 @@ def masked_net(folder, family="bert", **settings):
     folder.mkdir()
     save_net(net, folder)
     stage = BlockPruning(method_of(**settings).prune, settings.get("density", 0.4))
-    masked = stage.build(None, folder, None)  # type: ignore[arg-type]
+    masked = stage.begin(load_net(folder), None, None)  # type: ignore[arg-type]
     stage.attach(masked)
     stage.set_total_steps(10)
     return net, masked, stage

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import begun
+from moments import decompose
 from tiny import make_net
 from torch import nn
 
@@ -12,7 +13,6 @@ from lit_compress.methods import FLOP
 from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.sites import find_sites, site_shapes
-from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.hard_concrete import probability
 from lit_compress.utils.errors import UserError
 
@@ -26,7 +26,7 @@ def test_the_layer_is_the_sum_over_ranks():
     """y = sum_k z_k p_k (q_k x) + b; fused it is the same: open ranks only, or the matrix."""
     torch.manual_seed(0)
     linear = nn.Linear(6, 5).double()
-    layer = GatedRankLinear.from_factors(linear, *decompose(linear.weight.detach(), 5, sigma_side="balanced"))
+    layer = GatedRankLinear.from_factors(linear, *decompose(linear.weight.detach(), 5, side="balanced"))
     x = torch.randn(3, 6, dtype=torch.float64)
     assert torch.allclose(layer(x), linear(x))
     for z, kind in (([0.9, 0, 0.5, 0, 0], LowRankLinear), ([1, 0.9, 0, 0.5, 0.1], nn.Linear)):

@@ -98,9 +98,9 @@ def test_a_stage_that_begins_follows_the_rank(tmp_path):
     _, prune, retrain = LPAF(backbone="unused", rank=3).stages()
     density = 2 * (4 * 3 * 64 + 2 * 3 * 96) / (2 * (4 * 32 * 32 + 2 * 32 * 64))
     assert RankRule(rank=3).density_of(make_net()) == pytest.approx(density) and density < 0.205
-    prune.build(None, tmp_path, None)
+    prune.begin(load_net(tmp_path), None, None)
     names = [site.name for site in find_sites(make_net())]
-    retrain.build(None, tmp_path, {name: {"rank": 3} for name in names})
+    retrain.begin(load_net(tmp_path), None, {name: {"rank": 3} for name in names})
     assert (retrain.p_init, prune.density) == (0.7, 0.1)
 
 
@@ -175,6 +175,6 @@ def test_no_consistency_is_a_single_forward(pruned, at):
 
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     full = module(pruned)
-    monkeypatch.setattr("lit_compress.methods.lpaf.weighted_svd", None)
+    monkeypatch.setattr("lit_compress.stages.low_rank.weighted_svd", None)
     method = begun(LPAF(backbone="unused", density=0.5), pruned, structure=describe(full.net))
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}

@@ -1,6 +1,7 @@
 """SliceGPT: the axes behind the slices before them, exact nets at full width, the budget, its mistakes in one line."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ from helpers import logits, net_of
 from tiny import make_batch, make_net
 
 from lit_compress.methods import SliceGPT
-from lit_compress.methods.slicegpt import SLICED, Axes, slice_stream
+from lit_compress.methods.slicegpt import SLICED, Axes
 from lit_compress.models.accounting import count_params, stored_density
-from lit_compress.models.projected.projections import identity_bases, insert_projections
+from lit_compress.models.projected.projections import identity_bases, insert_projections, narrowed
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe, rebuild
@@ -24,6 +25,11 @@ WIDTH = 19
 
 def stage_of(**settings):
     return SliceGPT(backbone="x", task="sst2", **settings).stages()[-1]
+
+
+def slice_stream(net, axes, widths):
+    """Give hidden states their bases, U [d, d] of every site, and keep the first of their directions, in place."""
+    return narrowed(net, SLICED, {"hidden": torch.tensor(widths)}, replace(identity_bases(net), sites=axes))
 
 
 def hookable(net):

@@ -43,7 +43,7 @@ class Built:
     def __init__(self, tmp_path, settings=QUICK, density=0.4, steps=100):
         save_net(make_net(), tmp_path)
         self.stage = based(ProjectedStage(settings, density))
-        self.net = self.stage.build(None, tmp_path, None).eval()
+        self.net = self.stage.begin(load_net(tmp_path), None, None).eval()
         self.stage.attach(self.net)
         self.stage.set_total_steps(steps)
 
@@ -97,7 +97,7 @@ def test_before_the_end_of_the_ramp_as_many_as_expected(tmp_path):
 
 def test_projections_of_heads_are_trained_and_resumed(tmp_path):
     built = Built(tmp_path)
-    again = ProjectedStage(built.stage.settings, 0.4).build(None, tmp_path, describe(built.net))
+    again = ProjectedStage(built.stage.settings, 0.4).begin(load_net(tmp_path), None, describe(built.net))
     for net in (built.net, again):
         layers = [module for module in net.modules() if isinstance(module, ProjectedLinear) and module.side]
         assert len(layers) == 8
@@ -140,7 +140,7 @@ def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, family):
     """Nothing is lost while all gates are open, whatever the bases; the matrices that hold them are trained."""
     save_net(teacher := make_net(family).eval(), tmp_path)
     stage = based(ProjectedStage(QUICK, 0.5), random_bases)
-    net = stage.build(SimpleNamespace(distillation=SP3Distillation()), tmp_path, None).eval()
+    net = stage.begin(load_net(tmp_path), SimpleNamespace(distillation=SP3Distillation()), None).eval()
     stage.attach(net)
     batch = {n: v for n, v in make_batch().items() if n in ("input_ids", "attention_mask")}
     with torch.no_grad():

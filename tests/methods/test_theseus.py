@@ -52,7 +52,7 @@ def test_a_forward_goes_through_successors_or_predecessors(family, tmp_path):
     dense = make_net(family, dropout=0.0, **MORE.get(family, {}))
     save_net(dense, tmp_path)
     stage = stage_for(1 / 3 if family == "bert" else 0.5)
-    net = stage.build(None, tmp_path, None)
+    net = stage.begin(load_net(tmp_path), None, None)
     stage.attach(net)
     number = len(stage._blocks)
     assert number == len(list(blocks(net))) == {"bert": 2, "distilbert": 2, "bart": 2}.get(family, 1)
@@ -82,7 +82,7 @@ def test_a_forward_goes_through_successors_or_predecessors(family, tmp_path):
 def test_only_successors_learn_and_all_of_them_have_gradients(tmp_path):
     save_net(make_net(dropout=0.0, num_hidden_layers=4), tmp_path)
     stage = stage_for()
-    net = stage.build(None, tmp_path, None)
+    net = stage.begin(load_net(tmp_path), None, None)
     stage.attach(net)
     stage._blocks[0].replaces, stage._blocks[1].replaces = False, True
     batch = make_batch()

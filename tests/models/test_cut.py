@@ -14,7 +14,8 @@ from transformers import AutoModelForSequenceClassification
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import GatedNorm, LowRankSparseLinear
-from lit_compress.methods.cofi.gates import gate_net, gate_shapes, gated_size, possible_gates, set_gates
+from lit_compress.methods.cofi.gates import gate_net, gated_size, possible_gates, set_gates
+from lit_compress.methods.cofi.with_losparse import COARSE
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
 from lit_compress.models.cut import close_empty_sublayers, cut_closed, cut_units, remove_constant_units
@@ -45,10 +46,7 @@ def hidden_states(net):
     return net(**make_inputs(), output_hidden_states=True).hidden_states
 
 
-SETS = [("attention_layer", "ffn_layer"), ("heads",), ("neurons", "ffn_layer"), ("hidden",),
-        ("attention_layer", "heads", "ffn_layer")]  # fmt: skip
-CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in SETS),
-        *((*case, SETS[i % 3]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
+CUTS = [*((*case, None) for case in CASES), *((*case, COARSE) for case in CASES)]
 
 
 @pytest.mark.slow
@@ -140,7 +138,7 @@ def test_gates_reach_gradients():
     """Every gate gets a gradient from the logits, without a value that is copied to the host."""
     net = net_of("bert")
     gates = possible_gates(net)
-    z = {name: torch.full(shape, 0.9, requires_grad=True) for name, shape in gate_shapes(net, gates).items()}
+    z = {name: torch.full(shape, 0.9, requires_grad=True) for name, shape in gated_size(net, gates).shapes.items()}
     gate_net(net, gates)
     set_gates(net, z)
     net(**make_inputs()).logits.square().sum().backward()
@@ -150,7 +148,6 @@ def test_gates_reach_gradients():
 def test_factors_and_kept_rows_are_cut_too():
     """Level 1 and 2 of CoFi over LoSparse's layers: gated == cut == fused, with sizes that only the structure knows."""
     net = net_of("bert")
-    gates = ("attention_layer", "ffn_layer", "heads")
     factorize(net, {site.name: 3 for site in find_sites(net)},
               lambda _, w, rank: (0.1 * torch.randn(len(w), rank), 0.1 * torch.randn(rank, w.shape[1])),
               LowRankSparseLinear)  # fmt: skip
@@ -158,8 +155,8 @@ def test_factors_and_kept_rows_are_cut_too():
         for module in net.modules():
             if isinstance(module, LowRankSparseLinear):
                 module.sparse[::2] = 0
-    z = random_z(net, gates)
-    gate_net(net, gates)
+    z = random_z(net, COARSE)
+    gate_net(net, COARSE)
     set_gates(net, z, deterministic=True)
     expected = logits(net)
     cut_closed(net, z)

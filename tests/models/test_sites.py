@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import logits
+from moments import decompose
 from tiny import ALL, SIZES, VARIANTS, make_inputs, make_net
 from torch import nn
 
@@ -20,7 +21,6 @@ from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import blocks, find_sites, shared_inputs, sublayers
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 

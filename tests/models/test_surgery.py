@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers import logits
+from moments import decompose
 from tiny import ALL, TINY, make_net
 from torch import nn
 
@@ -14,7 +15,6 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize, replace, without_values
-from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 from moments import draw, estimated_loss, moment
 
 from lit_compress.numerics import structures
-from lit_compress.numerics.kronecker import DAMPING, corrected_bias
+from lit_compress.numerics.kronecker import DAMPING, change_of_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
@@ -58,7 +58,7 @@ def test_on_the_tokens_with_the_bias(monkeypatch):
     m, kept = x.mean(0), others([2, 3, 9])
     c = (x - m).T @ (x - m) / 80
     new = without_inputs(weight, inverse_moment(c), torch.tensor([2, 3, 9]))
-    bias = corrected_bias(torch.zeros(5).double(), weight, new, m)
+    bias = change_of_bias(weight, new, m)
     ones = torch.ones(80, 1).double()
     solution = torch.linalg.lstsq(torch.cat([x[:, kept], ones], 1), x @ weight.T).solution.T
     torch.testing.assert_close(new[:, kept], solution[:, :-1])

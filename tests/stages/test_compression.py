@@ -19,7 +19,7 @@ from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.sites import find_sites, shared_inputs, sublayers
 from lit_compress.stages.compression import Calibration, Compression, collected, compress
-from lit_compress.stages.low_rank import kronecker_decomposer
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Weighted
@@ -110,10 +110,10 @@ def test_a_decomposition_gives_its_moments_up():
     found = collect_kronecker(net, [batch()], "classification")
     names = [site.name for site in find_sites(net)]
     weights = {name: net.get_submodule(name).weight for name in names}
-    alone = {name: kronecker_decomposer(dict(found))(name, weights[name], 1).sigma for name in names}
-    decomposer = kronecker_decomposer(found)
+    svd = Factors(RankRule(), Weighted(weighting="kfac")).svd
+    alone = {name: svd(net, [name], weights[name], dict(found), 1).sigma for name in names}
     for name in names:  # those after the first have the same inputs, whose sums stay
-        assert torch.equal(decomposer(name, weights[name], 1).sigma, alone[name])
+        assert torch.equal(svd(net, [name], weights[name], found, 1).sigma, alone[name])
         assert name not in found
     assert not found
 

@@ -21,7 +21,6 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.kronecker import DAMPING
 from lit_compress.numerics.structures import inverse_moment, without_inputs
-from lit_compress.stages.low_rank import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import UnitRemoval, least_density, unit_inputs, weighted
 from lit_compress.utils.errors import UserError
@@ -85,7 +84,7 @@ def chosen(net, moments, density, **rule):
 def without(net, moments, name, columns):
     """Least squares of one matrix on the inputs that stay, zeros for the others; the bias carries the mean."""
     layer, found = net.get_submodule(name), moments[name]
-    mean = found.mean if name in biased_sites(net) else torch.zeros_like(found.mean)
+    mean = torch.zeros_like(found.mean) if layer.bias is None else found.mean
     weight = without_inputs(layer.weight, inverse_moment(found.inputs() - mean[:, None] * mean), columns)
     if layer.bias is not None:
         layer.bias += (layer.weight - weight) @ mean

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from in_memory import collect_kronecker
-from moments import factors_of
 from tiny import make_batch, make_net
 
 from lit_compress.data.datamodule import DataModule
@@ -17,7 +16,7 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.compression import collected
-from lit_compress.stages.low_rank import Factors, biased_sites, kronecker_decomposer
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Weighted, calibration_for, labels_of
@@ -61,10 +60,6 @@ def test_factors_hold_nothing_of_the_components_that_go(net):
             assert factor.untyped_storage().nbytes() == factor.nbytes
 
 
-def test_without_biases_nothing_is_centred():
-    assert biased_sites(make_net("llama")) == frozenset()
-
-
 @pytest.mark.parametrize("weighting", ["kfac", "inputs"])
 def test_a_method_retrains_after_it(weighting, fit, dense):
     """The calibration leaves no gradients, no frozen parameters and no hooks."""
@@ -85,10 +80,10 @@ def test_mistakes_are_one_line():
 def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
     """[Wq; Wk; Wv] under A and the block-diagonal G, with the biases of (C)."""
     moments, groups = moments_of(net), stacks(net)
-    centred = biased_sites(net)
+    compression = Factors(RankRule(), Weighted(weighting="kfac" if gradients else "inputs"))
 
-    def decomposer(*matrix):
-        return kronecker_decomposer(dict(moments), gradients, centred, groups)(*matrix)
+    def factors(name, weight, rank):
+        return compression.svd(net, names, weight, dict(moments), rank).factors(rank)
 
     first, names = next(iter(groups.items()))
     weight = stacked_weight(net, names)
@@ -100,36 +95,36 @@ def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
         patch.setitem(DAMPING, "gradients", 0.0)
         outer = scale if scale is None else [scale]
         expected = kronecker_svd(weight, moments[first].inputs(), outer, mean=moments[first].mean)
-    assert torch.allclose(decomposer(first, weight).sigma, expected.sigma)
-    left, right = factors_of(decomposer)(first, weight, 4)
+    assert torch.allclose(compression.svd(net, names, weight, dict(moments), 4).sigma, expected.sigma)
+    left, right = factors(first, weight, 4)
     assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
     before = [net.get_submodule(name).bias.clone() for name in names]
-    factorize(net, {first: 4}, factors_of(decomposer), mean=lambda _: moments[first].mean, stacks=groups)
+    factorize(net, {first: 4}, factors, mean=lambda _: moments[first].mean, stacks=groups)
     after = [net.get_submodule(name).bias for name in names]
     change = (weight - left @ right) @ moments[first].mean
     assert torch.allclose(torch.cat(after) - torch.cat(before), change, atol=1e-9)
 
 
 def test_a_stack_in_which_a_bias_is_missing_is_not_centred(net):
-    groups = stacks(net)
-    names = next(iter(groups.values()))
+    moments, (names, others, *_) = moments_of(net), stacks(net).values()
     net.get_submodule(names[1]).bias = None
-    assert not biased_sites(net, groups).intersection(names)
-    assert biased_sites(net, groups).issuperset(next(iter(list(groups.values())[1:])))
+    for sites in (names, others, names[:1], names[1:2]):
+        mean = Factors(RankRule(), KFAC).svd(net, sites, stacked_weight(net, sites), dict(moments), 1).mean
+        assert (mean is None) == (names[1] in sites)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.3, 0.2])
 def test_stacks_share_one_budget(net, density):
     moments, groups = moments_of(net), stacks(net)
 
-    def decomposer(*matrix):
-        return kronecker_decomposer(dict(moments), stacks=groups)(*matrix)
-
-    def sigma(name):
-        return decomposer(name, stacked_weight(net, groups.get(name, (name,)))).sigma
-
     rule = RankRule(density, allocation="global", stacked=True)
-    factorize(net, rule.allocate(net, sigma), factors_of(decomposer), stacks=rule.stacks(net))
+
+    def svd(name, rank):
+        sites = groups.get(name, (name,))
+        return Factors(rule, KFAC).svd(net, sites, stacked_weight(net, sites), dict(moments), rank)
+
+    ranks = rule.allocate(net, lambda name: svd(name, 1).sigma)
+    factorize(net, ranks, lambda name, _, rank: svd(name, rank).factors(rank), stacks=rule.stacks(net))
     assert density - 0.03 < stored_density(net) <= density
 
 

@@ -76,24 +76,17 @@ class LowRankRowsLinear(nn.Module):
         self.register_buffer("index", torch.zeros(rows, dtype=torch.int32))
 
     @classmethod
-    def from_rows(
-        cls,
-        left: torch.Tensor | None,
-        right: torch.Tensor | None,
-        sparse: torch.Tensor,
-        kept: torch.Tensor,
-        bias: nn.Parameter | None,
-    ) -> LowRankRowsLinear:
-        """Return the layer with left [out, rank], right [rank, in] and the rows of sparse [out, in] that are kept.
+    def from_rows(cls, whole: Any, kept: torch.Tensor) -> LowRankRowsLinear:
+        """Return the layer with the factors and the bias of ``whole``, and some rows of its sparse matrix.
 
-        ``kept`` is bool [out].
+        ``kept`` says which, bool [out].
         """
-        rank = 0 if left is None else left.shape[1]
-        layer = cls(sparse.shape[1], sparse.shape[0], rank, int(kept.sum()), bias=False)
-        if left is not None:
-            layer.left = nn.Parameter(left.detach().clone())
-        parts = [sparse.detach()[kept]] if right is None else [right.detach(), sparse.detach()[kept]]
-        layer.right, layer.bias = nn.Parameter(torch.cat(parts)), bias
+        layer = cls(whole.in_features, whole.out_features, whole.rank, int(kept.sum()), bias=False)
+        right = whole.sparse.detach()[kept]
+        if whole.rank:
+            layer.left = nn.Parameter(whole.left.detach().clone())
+            right = torch.cat([whole.right.detach(), right])
+        layer.right, layer.bias = nn.Parameter(right), whole.bias
         layer.index = kept.nonzero().squeeze(1).to(torch.int32)
         return layer
 

@@ -67,7 +67,7 @@ class LowRankSparseLinear(nn.Module):
             return as_linear(low_rank + self.sparse, self.bias)
         if self.left is not None and self.right is not None and not kept.any():
             return LowRankLinear.from_factors(self, self.left.detach(), self.right.detach())
-        return LowRankRowsLinear.from_rows(self.left, self.right, self.sparse, kept, self.bias)
+        return LowRankRowsLinear.from_rows(self, kept)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""

@@ -31,38 +31,23 @@ def possible_gates(net: Model) -> tuple[str, ...]:
     return GATES if get_removable(net).cuts_stream and not gives_states(net) else GATES[:-1]
 
 
-def gate_shapes(net: Model, gates: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return name of a gate -> (groups, size) of the dense ``net``."""
-    parts = sublayers(net)
-    attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
-    shapes = {
-        "attention_layer": (len(attentions), 1),
-        "ffn_layer": (len(ffns), 1),
-        "heads": (len(attentions), attentions[0].count(net)),
-        "neurons": (len(ffns), ffns[0].count(net)),
-        "hidden": (1, net.config.hidden_size),
-    }
-    return {name: shape for name, shape in shapes.items() if name in gates}
-
-
 def gated_size(net: Model, gates: Collection[str]) -> Size:
     """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
-    weights, parts = list[Weights](), sublayers(net)
+    weights, shapes = list[Weights](), {"hidden": (1, net.config.hidden_size)}
     for kind, (layer, unit) in SUBLAYER_GATES.items():
-        for group, part in enumerate(of_kind(parts, kind)):
-            sizes = {layer: 1, unit: part.count(net), "hidden": net.config.hidden_size}
-            factors = [(name, 0 if name == "hidden" else group) for name in sizes if name in gates]
-            weights.append((part.weights(net) // prod(sizes[name] for name, _ in factors), *factors))
-    return Size(weights, gate_shapes(net, gates))
+        parts = of_kind(sublayers(net), kind)
+        shapes |= {layer: (len(parts), 1), unit: (len(parts), parts[0].count(net))}
+        for group, part in enumerate(parts):
+            factors = [(name, 0 if name == "hidden" else group) for name in (layer, unit, "hidden") if name in gates]
+            weights.append((part.weights(net) // prod(shapes[name][1] for name, _ in factors), *factors))
+    return Size(weights, {name: shapes[name] for name in GATES if name in gates})
 
 
 def gate_net(net: Model, gates: Collection[str]) -> None:
     """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
     for part in sublayers(net):
-        layer, unit = SUBLAYER_GATES[part.kind]
-        if {layer, unit, "hidden"} & set(gates):
-            replace(net, part.last, GatedLinear(net.get_submodule(part.last)))
-        if part.norm and {layer, "hidden"} & set(gates):
+        replace(net, part.last, GatedLinear(net.get_submodule(part.last)))
+        if part.norm:
             replace(net, part.norm, GatedNorm(module_at(net, part.norm, nn.LayerNorm)))
     if "hidden" in gates:
         name = stream_norm(net)
@@ -79,15 +64,13 @@ def set_gates(net: Model, z: dict[str, Tensor], deterministic: bool = False) -> 
     share = float((hidden > 0).float().mean()) if deterministic and hidden is not None else 1.0
     for kind, (name, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
-            if not isinstance(last := net.get_submodule(part.last), GatedLinear):
-                continue
-            layer = z[name][group] if name in z else None
+            last, layer = module_at(net, part.last, GatedLinear), z[name][group]
             if unit in z:
                 _, inputs = size_at(last, "layer")
                 last.z_in = z[unit][group].repeat_interleave(inputs // z[unit].shape[1], output_size=inputs)
-            if layer is not None or hidden is not None:
-                last.z_out = hidden if layer is None else layer if hidden is None else layer * hidden
-            if part.norm and isinstance(norm := net.get_submodule(part.norm), GatedNorm):
+            last.z_out = layer if hidden is None else layer * hidden
+            if part.norm:
+                norm = module_at(net, part.norm, GatedNorm)
                 norm.z, norm.z_layer, norm.share = hidden, layer, share
     if hidden is not None:
         first = module_at(net, stream_norm(net), GatedNorm)

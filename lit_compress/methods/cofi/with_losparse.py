@@ -34,7 +34,6 @@ from lit_compress.models.sites import Model, find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, select_rows, select_units
-from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
@@ -127,10 +126,9 @@ class OpenRows(RowSparsePruning):
             for group, part in enumerate(parts):
                 for role, name in part.sites.items():
                     i = self._sites.index(name)
-                    rows, layer = self._sizes[i][0], SUBLAYER_GATES[kind][0]
-                    if layer in gates:
-                        open_[i] &= gates[layer][group]
-                    if kind == "attention" and "heads" in gates:
+                    rows = self._sizes[i][0]
+                    open_[i] &= gates[SUBLAYER_GATES[kind][0]][group]
+                    if kind == "attention":
                         units = gates["heads"][group]
                         if role == "o":
                             columns[i] = int(units.sum()) * (columns[i] // len(units))
@@ -162,7 +160,7 @@ class OpenRows(RowSparsePruning):
             if self._gates[0].arrived(step)
             else round(self.density * read.dense)
         )
-        left = cubic(step, self.total_steps, self._start, self._end, 0.0)
+        left = self.target(step, 0.0)
         sizes = [rows for rows, _ in self._sizes]
         if left == 0:
             keep = select_units(scores, sizes, read.added, goal - read.least)
