@@ -52,7 +52,7 @@ def test_all_checks_are_the_same():
     assert (ROOT / ".ci" / "run").read_text().endswith("make lint\nmake docs\nmake test\n")
 
 
-OTHER_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn"}  # as it is imported -> as it is installed
+OTHER_NAMES = {"griffe": "griffelib", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # imported -> installed
 OWN = {"lit_compress", "benchmarks", *(path.stem for path in (ROOT / "tests").rglob("*.py")),
        *(path.name for path in (ROOT / "tests").iterdir() if path.is_dir())}  # fmt: skip
 

@@ -70,7 +70,7 @@ def print_usage(commands: Sequence[str]) -> None:
     """Print the commands and the shipped configs."""
     print("usage: python -m lit_compress COMMAND ...\n")
     for command in commands:
-        print(f"  {_with_places(command)}\n      {catalogue.command(command).about}")
+        print(f"  {_with_places(command)}\n      {catalogue.about(command)}")
     print("\nCOMMAND --help shows every option with its default, e.g. of")
     print("  fit --config NAME.yaml [--model.density 0.25 | --model.budget size=20MB] [--data.path DIR]")
     print("NAME.yaml is a path or a shipped config, of which lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml:")
@@ -88,7 +88,7 @@ def _print_help(line: Line) -> None:
     """Print the options of a command, for the method at hand if one is named."""
     command, own, trains = line.command, own_options(line.command), line.command in (*WHOLE, "factorize")
     print(f"usage: python -m lit_compress {_with_places(command)} [--OPTION VALUE ...]")
-    print(f"\n{catalogue.command(command).about}\n\noptions:")
+    print(f"\n{catalogue.about(command)}\n\noptions:")
     _print_options(own)
     shared = catalogue.shared()
     if command == "factorize":

@@ -96,7 +96,7 @@ class Line:
 
 def own_options(command: str) -> dict[str, Option]:
     """Return the options that only a command has, by name."""
-    options = {name: option for name, option in catalogue.command(command).options().items() if name != "line"}
+    options = {name: option for name, option in catalogue.command(command).items() if name != "line"}
     choices = [name for name in catalogue.shared() if name.startswith("export.")] if command == "export" else []
     return options | {n[7:]: replace(catalogue.shared()[n], name=n[7:], default="None") for n in choices}
 
