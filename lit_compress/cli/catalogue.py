@@ -54,7 +54,7 @@ def _module(name: str) -> griffe.Module | None:
 
 @cache
 def _find(path: str, inside: str = "") -> Any:
-    """Return what an import path stands for, also if it is imported there from a module ``inside``; None: no source."""
+    """Return the object of an import path, also one imported there from a module ``inside``; None without a source."""
     module, _, name = path.rpartition(".")
     if module == f"{PACKAGE.name}.methods" and name in methods():  # which finds its classes when it is imported
         module = methods()[name]
@@ -132,7 +132,7 @@ def command(name: str) -> dict[str, Option]:
 
 
 def about(name: str) -> str:
-    """Return what a command does, in one line."""
+    """Return the first line of a command's docstring."""
     return _find(f"{PACKAGE.name}.cli.commands.{'list_' if name == 'list' else name}").docstring.lines[0]
 
 
