@@ -42,10 +42,23 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-PROGRAMS = """## Programs of 8 bits
+PROGRAMS = {
+    "stsb": """## Programs of 8 bits
 
 The models of README's table in both runtimes, on an {machine} with VNNI and one thread, by the command in `results/programs/stsb.json`.
 *Times*: as fast as the dense model's program in the same runtime.
+""",
+    "speed": """## Programs that were asked for by their speed
+
+`fit --model.budget speedup=6x@openvino-int8,32x128`, and 10x, with 1,000 steps and the settings of `base_size.yaml`: heads, neurons and
+whole sub-layers go. Another teacher of the same command, the same processor, one thread, a quiet machine; commands in `results/programs/speed.json`.
+""",
+}
+OPERATIONS = """## The time of a program, by operation
+
+Of OpenVINO's programs in 8 bits at {batch} x {length} tokens, in ms, one thread of an {machine} with VNNI. The models have a new head and were
+calibrated on 64 texts: the table is about times alone. *Attention*: products of queries, keys and values, and softmax. *Rest*: sums, transposes,
+activations, rounding.
 """
 LENGTH = 32
 FRONT = """all-mpnet-base-v2 (110M parameters) on STS-B, the mean of two correlations in %. Time: one text of {length} tokens, one thread of an {machine} with VNNI.
@@ -124,7 +137,7 @@ def sections() -> list[str]:
     for result in results:
         failed = "".join(f"- {name} failed: {error}\n" for name, error in result["failed"].items())
         made += [TASK.format(name=result["name"], rows=len(result["rows"])), table(COLUMNS, rows_of(result)), failed]
-    return [*filter(None, made), origin(results[0], STUDY, 1), *programs()]
+    return [*filter(None, made), origin(results[0], STUDY, 1), *programs(), *operations()]
 
 
 def programs() -> Iterator[str]:
@@ -142,5 +155,15 @@ def programs() -> Iterator[str]:
                 f"{gain['median']:.1f} ({gain['low']:.1f} - {gain['high']:.1f})" if gain else "",
             ])  # fmt: skip
         shape = found["shapes"][-1]
-        yield PROGRAMS.format(machine=found["hardware"]["cpu"])
+        yield PROGRAMS[found["file"]].format(machine=found["hardware"]["cpu"])
         yield table(["model", "runtime", "stsb", "MB", f"ms, {shape['batch']} x {shape['length']}", "times"], rows)
+
+
+def operations() -> Iterator[str]:
+    """Yield the table of the time by operation, if there is a result."""
+    for found in load(f"{STUDY}/operations"):
+        kinds = list(found["rows"][0]["kinds"])
+        rows = [[row["name"], f"{row['ms']:,.0f}", *(f"{row['kinds'][kind]:,.0f}" for kind in kinds)]
+                for row in found["rows"]]  # fmt: skip
+        yield OPERATIONS.format(batch=found["batch"], length=found["length"], machine=found["hardware"]["cpu"])
+        yield table(["model", "all", *kinds], rows)

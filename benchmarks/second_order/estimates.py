@@ -67,7 +67,7 @@ class EveryToken(Moments):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> TokenList:
         """Return empty lists."""
-        return TokenList(net, names, net.dtype, device, True)
+        return TokenList(net, names, device, True)
 
 
 class TokenList(MomentSums):
@@ -121,7 +121,7 @@ class OtherFactors(Moments):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> TokenFactors:
         """Return empty lists."""
-        return TokenFactors(self.variant, net, names, net.dtype, device, True)
+        return TokenFactors(self.variant, net, names, device, True)
 
 
 class TokenFactors(TokenList):

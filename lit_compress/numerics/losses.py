@@ -178,12 +178,18 @@ def distillation_loss(
         temperature: above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
     """
-    if kind == "classification":
+    if kind == "classification" and (counted is not None or student.numel() > PART_CPU):
         of_parts = partial(_divergence, temperature=temperature)
         return temperature**2 * _mean_of(of_parts, student, teacher.detach(), counted)
     student, teacher = _full(student), _full(teacher).detach()
     with _no_autocast(student):
-        return match_loss(student, teacher) if kind == "vectors" else F.mse_loss(student, teacher)
+        if kind == "vectors":
+            return match_loss(student, teacher)
+        if kind in NUMBERS:
+            return F.mse_loss(student, teacher)
+        logs = [F.log_softmax(logits / temperature, -1).flatten(0, -2) for logits in (student, teacher)]
+        divergence = F.kl_div(*logs, reduction="sum", log_target=True)
+        return divergence / (len(logs[0]) / temperature**2)  # one operator, and one backward
 
 
 def _mean_of(losses: Callable[..., Tensor], first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
