@@ -187,9 +187,9 @@ def distillation_loss(
             return match_loss(student, teacher)
         if kind in NUMBERS:
             return F.mse_loss(student, teacher)
-        logs = [F.log_softmax(logits / temperature, -1).flatten(0, -2) for logits in (student, teacher)]
-        divergence = F.kl_div(*logs, reduction="sum", log_target=True)
-        return divergence / (len(logs[0]) / temperature**2)  # one operator, and one backward
+        ours, theirs = (F.log_softmax(logits / temperature, -1).flatten(0, -2) for logits in (student, teacher))
+        divergence = F.kl_div(ours, theirs, reduction="sum", log_target=True)
+        return divergence / (len(ours) / temperature**2)  # one operator, and one backward
 
 
 def _mean_of(losses: Callable[..., Tensor], first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
