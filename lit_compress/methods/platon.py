@@ -30,7 +30,7 @@ from torch import Tensor
 from lit_compress.methods.base import Untaught
 from lit_compress.numerics.importance import accumulate_sensitivity_, fold_sensitivity_
 from lit_compress.stages.base import Limits, Stage
-from lit_compress.stages.unstructured import Reduce, Score, Unstructured, UnstructuredPruning
+from lit_compress.stages.unstructured import Score, Unstructured, UnstructuredPruning
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
@@ -72,11 +72,11 @@ class UpperConfidenceScore(Score):
                 f"after which the first scores are known; valid: at least {self.window} steps"
             )
 
-    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
+    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int) -> None:
         """Add the step's sensitivity to the window; when the window is complete, update the scores."""
         mean, average, uncertainty = (self._all(kind) for kind in KINDS)
         if any(weight.grad is not None for weight in weights):  # else the step is left out
-            accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights], reduce)
+            accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights])
         if step % self.window == 0:
             folded = fold_sensitivity_(average, uncertainty, mean, self.steps, self.beta1, self.beta2)
             for score, value in zip(scores, folded, strict=True):

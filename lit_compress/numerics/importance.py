@@ -11,83 +11,57 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import Reduce, joined, largest, together
+from lit_compress.numerics.foreach import joined, together
 from lit_compress.utils.sharding import local
 
 
 @torch.no_grad()
 def accumulate_first_order_(
-    scores: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    reduce: Reduce | None = None,
-) -> Tensor:
+    scores: Sequence[Tensor], weights: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:  # fmt: skip
     """Add one step's first-order term |g * W| to the float32 ``scores``, in place (UP_first, LPAF Eq. 4).
 
-    Weights must be the forward pass's, gradients accumulated, reduced, unscaled, not clipped. Without a gradient a
-    tensor keeps its score. If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all.
-    The device decides this by itself. The result, 0-dim bool, is whether they did.
-
-    ``reduce`` is an in-place all-reduce (SUM) of int64 [1] over the ranks that hold shards, so that all skip together.
-    It is not needed where gradients are not sharded (DDP).
+    Weights must be the forward pass's, gradients finite, accumulated, reduced, unscaled, not clipped. Without a
+    gradient a tensor keeps its score.
     """
-    finite, parts = _sensitivities(scores, weights, grads, reduce)
-    for some, terms in parts:
+    for some, terms in _sensitivities(scores, weights, grads):
         torch._foreach_add_(some, terms)
-    return finite
 
 
 def _sensitivities(
-    targets: Sequence[Tensor], weights: Sequence[Tensor], grads: Sequence[Tensor | None], reduce: Reduce | None
-) -> tuple[Tensor, Iterator[tuple[list[Tensor], list[Tensor]]]]:
-    """Return whether all gradients are finite, and parts of ``targets`` with |g W|, float32, which is 0 if not."""
+    targets: Sequence[Tensor], weights: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Yield parts of ``targets`` with their |g W|, float32."""
     assert len(targets) == len(weights) == len(grads)
     shards = [local(target) for target in targets]
-    known = [local(grad) for grad in grads if grad is not None]
-    finite = _all_finite(known, device=shards[0].device, reduce=reduce)
-
-    def parts() -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        for part in together(shards):
-            slopes = [
-                torch.zeros_like(shard) if grad is None else local(grad).float()
-                for shard, grad in zip(shards[part], grads[part], strict=True)
-            ]
-            terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
-            torch._foreach_abs_(terms)
-            # bits are multiplied, as integers: 0 times NaN would be NaN
-            torch._foreach_mul_([term.view(torch.int32) for term in terms], finite.int())
-            yield shards[part], list(terms)
-
-    return finite, parts()
+    for part in together(shards):
+        slopes = [
+            torch.zeros_like(shard) if grad is None else local(grad).float()
+            for shard, grad in zip(shards[part], grads[part], strict=True)
+        ]
+        terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
+        torch._foreach_abs_(terms)
+        yield shards[part], list(terms)
 
 
 @torch.no_grad()
 def accumulate_sensitivity_(
-    means: Sequence[Tensor],
-    steps: Tensor,
-    weights: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    reduce: Reduce | None = None,
-) -> Tensor:
+    means: Sequence[Tensor], steps: Tensor, weights: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:  # fmt: skip
     """Add one step's sensitivity |g * W| to its mean over a window of steps, in place (PLATON's I).
-
-    A step with an inf or NaN gradient is left out, as in :func:`accumulate_first_order_`, whose arguments and result
-    the others are.
 
     Args:
         means: float32, the shapes of ``weights``; changed in place.
         steps: int64 [1], number of steps in the means so far; changed in place.
         weights: any float dtype.
-        grads: same shapes; a tensor whose gradient is None has sensitivity 0.
+        grads: finite, same shapes; a tensor whose gradient is None has sensitivity 0.
     """
-    finite, parts = _sensitivities(means, weights, grads, reduce)
-    steps += finite
-    share = (finite / steps.clamp_min(1)).squeeze(0)  # of this step in the mean; 0 if it is left out
-    for averages, terms in parts:
+    steps += 1
+    share = (1 / steps).squeeze(0)  # of this step in the mean
+    for averages, terms in _sensitivities(means, weights, grads):
         torch._foreach_sub_(terms, averages)
         torch._foreach_mul_(terms, share)
         torch._foreach_add_(averages, terms)
-    return finite
 
 
 @torch.no_grad()
@@ -102,7 +76,7 @@ def fold_sensitivity_(
     """End a window: update both moving averages with its mean, and begin the next, in place; return scores (PLATON).
 
     In this order: Ibar = beta1 Ibar + (1 - beta1) I, then U = |I - Ibar| with the new Ibar, then
-    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing. The scores are Ibar * Ubar:
+    Ubar = beta2 Ubar + (1 - beta2) U. A window without a step changes nothing. The scores are Ibar * Ubar:
     local shards, never negative.
 
     Args:
@@ -124,18 +98,6 @@ def fold_sensitivity_(
     return [local(i) * local(u) for i, u in zip(averages, uncertainties, strict=True)]
 
 
-def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Reduce | None) -> Tensor:
-    """Return, 0-dim bool, whether all elements on all ranks are finite; one read-only pass, no host sync."""
-    here = [grad for grad in grads if grad.numel()]
-    if reduce is None:
-        return largest(here) < torch.inf if here else torch.ones((), dtype=torch.bool, device=device)
-    broken = torch.zeros(1, dtype=torch.int64, device=device)
-    if here:
-        broken += ~(largest(here) < torch.inf)  # false for NaN, too
-    reduce(broken)
-    return (broken == 0).squeeze(0)
-
-
 @torch.no_grad()
 def row_importance(scores: Tensor, weight: Tensor) -> Tensor:
     """Return the importance [out], float64, of every row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without scalar).
@@ -151,8 +113,7 @@ def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -
     """Return of every output row the mean over its inputs of |w dL/dw|, float32 [local rows] (LoSparse Eqs. 2, 4).
 
     The mean commutes with the moving average of Eq. 3, so one number per row is enough. FSDP2 shards by rows, so every
-    row is complete on one rank. Gradients are accumulated, reduced and unscaled; None counts as zero, and where one is
-    not finite, the row is not.
+    row is complete on one rank. Gradients are finite, accumulated, reduced and unscaled; None counts as zero.
     """
     averages = [torch.zeros_like(local(weight)[:, 0], dtype=torch.float32) for weight in weights]
     known = [i for i, grad in enumerate(grads) if grad is not None]
@@ -171,19 +132,14 @@ def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -
 
 @torch.no_grad()
 def update_row_average_(
-    averages: Sequence[Tensor],
-    windows: Sequence[Tensor],
-    terms: Sequence[Tensor],
-    step: int,
-    beta: float,
+    averages: Sequence[Tensor], windows: Sequence[Tensor], terms: Sequence[Tensor], step: int, beta: float,
     interval: int,
-    reduce: Reduce | None = None,
-) -> Tensor:
+) -> None:  # fmt: skip
     """Update the moving averages with one step's row sensitivities, in place (LoSparse Eq. 3, by windows).
 
     With l = step mod interval the window holds the mean of the last l terms. At l = 0 the finished window enters the
     average, average = beta * average + (1 - beta) * window, and a new one begins with this term. ``interval`` 1 is Eq.
-    3 with one step of delay. If a term is inf or NaN, nothing changes; see :func:`accumulate_first_order_`.
+    3 with one step of delay.
 
     Args:
         averages: float32 [rows] per weight, zero before the first step.
@@ -196,11 +152,8 @@ def update_row_average_(
     here, place = [local(window) for window in windows], step % interval
     sizes = [len(window) for window in here]
     term, window = joined(terms), joined(here)  # one number per row: a copy is small
-    finite = _all_finite([term], device=window.device, reduce=reduce)
     if place == 0:
-        average = joined([local(average) for average in averages])
-        ended = torch.where(finite, average.lerp(window, 1 - beta), average)
-        torch._foreach_copy_([local(average) for average in averages], ended.split(sizes))
+        average = joined([local(average) for average in averages]).lerp(window, 1 - beta)
+        torch._foreach_copy_([local(average) for average in averages], average.split(sizes))
     mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
-    torch._foreach_copy_(here, torch.where(finite, mean, window).split(sizes))
-    return finite
+    torch._foreach_copy_(here, mean.split(sizes))

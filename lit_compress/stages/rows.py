@@ -178,9 +178,7 @@ class RowSparsePruning(CubicStage):
         self._whole = None
         interval = self.settings.interval
         if any(weight.grad is not None for weight in self._weights):  # else the step is left out
-            update_row_average_(
-                self.scores, self.windows, terms, step - 1, self.settings.beta, interval, self._shards.reduce
-            )
+            update_row_average_(self.scores, self.windows, terms, step - 1, self.settings.beta, interval)
         if step > max(self._start, interval) and ((step - 1) % interval == 0 or self.at_budget(step)):
             self._zero(step)
 

@@ -22,7 +22,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.statistics import Reduce
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
@@ -45,10 +44,10 @@ class Score(nn.Module):
     def check(self, start: int) -> None:
         """Refuse by a UserError a first ranking after ``start`` optimizer steps that comes before the first scores."""
 
-    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
-        """Read the weights before the step and their gradients: accumulated, reduced, not clipped."""
+    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Read the weights before the step and their gradients: finite, accumulated, reduced, not clipped."""
 
-    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
+    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int) -> None:
         """Read the weights after optimizer step ``step``, before any is zeroed, and their clipped gradients."""
 
     def before_ranking(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
@@ -58,9 +57,9 @@ class Score(nn.Module):
 class FirstOrderScore(Score):
     """The sum of |g W| over the optimizer steps (UP_first, LPAF Eq. 4)."""
 
-    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
+    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Add this step's term."""
-        accumulate_first_order_(scores, weights, [weight.grad for weight in weights], reduce)
+        accumulate_first_order_(scores, weights, [weight.grad for weight in weights])
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,11 @@ class UnstructuredPruning(CubicStage):
 
     def before_step(self, net: Model) -> None:
         """Let the score read the gradients, not clipped."""
-        self.score.before_step(self.scores, self._weights, self._shards.reduce)
+        self.score.before_step(self.scores, self._weights)
 
     def after_step(self, net: Model, step: int) -> None:
         """Zero every weight below the threshold; every ``interval`` steps, compute the threshold again."""
-        self.score.after_step(self.scores, self._weights, step, self._shards.reduce)
+        self.score.after_step(self.scores, self._weights, step)
         if step < self._start:
             return
         arrived = self.total_steps - self._end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -45,30 +44,6 @@ def test_scores_of_plain_sgd_by_hand() -> None:
         torch.testing.assert_close(score, table, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_a_broken_gradient_changes_nothing(bad: float) -> None:
-    """Invariant 22: an inf or NaN anywhere leaves every score as it was; large finite ones do not."""
-    weights = [draw(3, 4, seed=1), torch.zeros(2, 2)]
-    scores = [draw(3, 4, seed=2), draw(2, 2, seed=3)]
-    before = [score.clone() for score in scores]
-    grads = [draw(3, 4, seed=4), draw(2, 2, seed=5)]
-    grads[1][1, 0] = bad  # where W is 0: 0 * inf must not slip in either
-    applied = accumulate_first_order_(scores, weights, grads)
-    assert applied.shape == () and not applied
-    assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True))
-    grads[1][1, 0] = -3e38
-    assert accumulate_first_order_(scores, weights, grads)
-    assert not torch.equal(scores[0], before[0])
-
-
-def test_broken_shard_elsewhere() -> None:
-    """Invariant 22 on shards: this rank skips because another one saw an inf."""
-    score, weight, grad = torch.zeros(2, 2), draw(2, 2, seed=1), draw(2, 2, seed=2)
-    assert not accumulate_first_order_([score], [weight], [grad], reduce=lambda count: count.add_(1))
-    assert not score.any()
-    assert accumulate_first_order_([score], [weight], [grad], reduce=lambda count: None)
-
-
 def test_missing_gradients_and_half_precision() -> None:
     """Invariant 22: float32 scores for bfloat16 weights do not stall; grad None keeps its score."""
     weight = torch.full((2, 2), 1e-3, dtype=torch.bfloat16)
@@ -81,7 +56,6 @@ def test_missing_gradients_and_half_precision() -> None:
         scores[0], torch.full((2, 2), 2000 * float(weight[0, 0]) * float(grad[0, 0])), rtol=1e-4, atol=0
     )
     assert scores[1].tolist() == [5.0] * 3
-    assert accumulate_first_order_(scores, [weight, torch.ones(3)], [None, None])
 
 
 def test_row_importance_is_the_loop() -> None:
@@ -127,24 +101,6 @@ def test_row_average_is_the_mean_of_the_elementwise_one(interval: int) -> None:
             torch.testing.assert_close(averages[n], entry[n].mean(1).float(), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("step", [0, 1])
-def test_row_average_skips_a_broken_step(value: float, step: int) -> None:
-    """A step that the loss scaler skips changes neither average nor window of any matrix."""
-    weights, (grads,) = history(1)
-    averages, windows = ([torch.ones(len(w)) for w in weights] for _ in range(2))
-    grads[1][0, 0] = value
-    applied = update_row_average_(averages, windows, row_sensitivity(weights, grads), step, 0.5, 2)
-    assert not applied
-    assert all((tensor == 1).all() for tensor in averages + windows)
-    other = update_row_average_(
-        averages, windows, row_sensitivity(weights, [None, None]), step, 0.5, 2, lambda n: n.add_(1)
-    )
-    assert not other and all((tensor == 1).all() for tensor in averages + windows)
-    assert update_row_average_(averages, windows, row_sensitivity(weights, [None, None]), 1, 0.5, 2)
-    assert all((tensor == 0.5).all() for tensor in windows)
-
-
 class Sensitivity:
     """PLATON's state over some tensors, driven step by step."""
 
@@ -153,8 +109,8 @@ class Sensitivity:
         self.steps = torch.zeros(1, dtype=torch.int64)
         self.betas = (beta1, beta2)
 
-    def add(self, weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
-        return bool(accumulate_sensitivity_(self.mean, self.steps, weights, grads))
+    def add(self, weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        accumulate_sensitivity_(self.mean, self.steps, weights, grads)
 
     def fold(self) -> list[Tensor]:
         return fold_sensitivity_(self.average, self.uncertainty, self.mean, self.steps, *self.betas)
@@ -170,7 +126,7 @@ def test_sensitivity_is_the_loop(window: int, beta2: float) -> None:
     for step in range(9):
         weights = [draw(*shape, seed=100 + 7 * step + n) for n, shape in enumerate(shapes)]
         grads = [draw(*shape, seed=500 + 7 * step + n) for n, shape in enumerate(shapes)]
-        assert state.add(weights, grads)
+        state.add(weights, grads)
         for table, weight, grad in zip(tables, weights, grads, strict=True):
             for entry, w, g in zip(table, weight.flatten().tolist(), grad.flatten().tolist(), strict=True):
                 entry[0] += abs(w * g) / window
@@ -185,21 +141,11 @@ def test_sensitivity_is_the_loop(window: int, beta2: float) -> None:
                     assert found >= 0
 
 
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_broken_steps_are_left_out_of_the_window(bad: float) -> None:
-    """The mean is over the finite steps; a window without one changes nothing."""
-    weights, first, second = [draw(2, 2, seed=1)], [draw(2, 2, seed=2)], [draw(2, 2, seed=3)]
-    broken = [first[0].clone()]
-    broken[0][0, 1] = bad
-    whole, torn = Sensitivity([(2, 2)], 0.85, 0.9), Sensitivity([(2, 2)], 0.85, 0.9)
-    for state, grads in ((whole, [first, second]), (torn, [first, broken, second])):
-        assert [state.add(weights, g) for g in grads] == [g is not broken for g in grads]
-    before = whole.fold()
-    assert torch.equal(before[0], torn.fold()[0])
-    assert not torn.add(weights, broken)
-    assert torch.equal(torn.fold()[0], before[0]) and torn.steps == 0
-    assert not accumulate_sensitivity_(torn.mean, torn.steps, weights, first, reduce=lambda count: count.add_(1))
-    assert not torn.mean[0].any() and torn.steps == 0
+def test_a_window_without_a_step_changes_nothing() -> None:
+    state = Sensitivity([(2, 2)], 0.85, 0.9)
+    state.add([draw(2, 2, seed=1)], [draw(2, 2, seed=2)])
+    before = state.fold()
+    assert torch.equal(state.fold()[0], before[0]) and state.steps == 0
 
 
 def test_sensitivity_of_half_precision_and_missing_gradients() -> None:

@@ -71,20 +71,6 @@ def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense):
     assert density[0] == 1.0 and all(a >= b - 0.02 for a, b in pairwise(density))
 
 
-def test_non_finite_gradients_leave_the_scores_alone():
-    """Invariant 22: the step a loss scaler would skip."""
-    net, stage = make_net(), UnstructuredPruning(LPAFSettings(), 0.5, FirstOrderScore())
-    stage.attach(net)
-    for weight in stage._weights:
-        weight.grad = torch.ones_like(weight)
-    stage._weights[3].grad[0, 0] = torch.inf
-    stage.before_step(net)
-    assert all(torch.count_nonzero(score) == 0 for score in stage.scores)
-    stage._weights[3].grad[0, 0] = 1.0
-    stage.before_step(net)
-    assert all(score.isfinite().all() and score.any() for score in stage.scores)
-
-
 def test_scores_are_float32_for_bfloat16_weights():
     """Invariant 22."""
     stage = UnstructuredPruning(LPAFSettings(), 0.5, FirstOrderScore())
