@@ -178,8 +178,9 @@ class MicroBatches(pl.LightningModule):
             listens = self._hidden is not None
             with torch.no_grad():
                 output = self._taught or kind.run(self._teacher[0], batch, output_hidden_states=listens)
+        unread = output is not None and settings.alpha > 0 and not settings.label_weight
         losses = logits_losses(
-            logits, batch.get("labels"), kind.loss,
+            logits, None if unread else batch.get("labels"), kind.loss,
             teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
             temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
         )  # fmt: skip

@@ -94,6 +94,9 @@ def test_only_what_is_asked_for_is_computed(settings, names, tmp_path, monkeypat
     monkeypatch.setattr(type(method.net), "forward", note)
     loss, terms = step(method, batch)
     assert terms.keys() == names and len(method._teacher) == (names != {"task"})
+    if settings["alpha"] == 1:  # labels have no weight
+        assert step(method, batch | {"labels": batch["labels"] + 99})[0] == loss
+        asked = asked[:2]
     assert asked == ["layers" in names] * (1 + len(method._teacher))
     method.logits(batch)
     assert asked[-1] is False  # validation
