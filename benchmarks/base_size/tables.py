@@ -148,11 +148,12 @@ def programs() -> Iterator[str]:
         rows = []
         for entry in found["programs"]:
             key = entry["net"], entry["runtime"]
-            gain = times[key].get("over_dense")
+            time = times.get(key, {})  # files with a smaller vocabulary were not timed
+            gain = time.get("over_dense")
             rows.append([
                 found["nets"][entry["net"]], entry["runtime"],
                 f"{percent(entry['metric'])} ± {percent(standard_error(entry['interval']))}",
-                f"{entry['bytes'] / 1e6:.0f}", f"{times[key]['median']:,.0f}",
+                f"{entry['bytes'] / 1e6:.0f}", f"{time['median']:,.0f}" if time else "",
                 f"{gain['median']:.1f} ({gain['low']:.1f} - {gain['high']:.1f})" if gain else "",
             ])  # fmt: skip
         shape = found["shapes"][-1]
