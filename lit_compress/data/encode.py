@@ -74,6 +74,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         # also how vectors are made, as this key is all that a run that continues compares
         *([task.pooling.tokens] if task_type(task).pools else []),
         *(["split"] if task.split_words else []),
+        *([len(task.labels)] if task_type(task).own_columns else []),
         *filter(None, (task.pooling.prompt, task.pooling.dim)),
     )
 

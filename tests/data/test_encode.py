@@ -9,7 +9,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from lit_compress.data import encode as room
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.models.backbones import load_tokenizer
-from lit_compress.tasks.records import Spans, Writing, get_task
+from lit_compress.tasks.records import Spans, Task, Writing, get_task
 
 SST2, MRPC = get_task("sst2"), get_task("mrpc")
 
@@ -65,6 +65,14 @@ def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
     short = replace(SST2, writing=Writing(target_length=9)), replace(SST2, spans=Spans(stride=9))
     keys += [encoding_key(rows, tokenizer, task, 32) for task in short]
     assert len(set(keys)) == 9
+
+
+def test_the_number_of_labels_decides_how_many_a_row_has(tokenizer):
+    """Of the same rows, which have the numbers of their labels."""
+    two = Task("custom", "multi_label", ("text",), ("a", "b"), (), None, label="labels")
+    rows = Dataset.from_dict({"text": ["good", "bad"], "labels": [[1], []]})
+    for task, first in ((two, [0, 1]), (replace(two, labels=("a", "b", "c")), [0, 1, 0])):
+        assert encode(rows, tokenizer, task, 32)["labels"][0] == first
 
 
 CHANGES = {
