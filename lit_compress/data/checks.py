@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 7  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 8  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,8 @@ def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> 
         if name not in row:
             raise UserError(f"{where} has no '{name}'; {nearest(name, row)}")
         checked[name] = _words(where, name, row[name]) if kind.words else _text(where, name, row[name])
+    if has_labels and _is_secret(task, row.get(task.label)):
+        raise UserError(f"{where}: the label is {UNLABELLED}, which is none; fill it in or leave the row out")
     if has_labels:
         checked[task.label] = kind.label_of(task, where, {task.label: None, **row, **checked})
     elif labelled and task.label in row and not _is_secret(task, row[task.label]):

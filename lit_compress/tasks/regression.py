@@ -35,9 +35,9 @@ class Regression(TaskType):
             raise UserError(f"{where}: the label is null; fill it in or leave the row out")
         try:
             number = math.nan if isinstance(label, bool) else float(label)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= torch.finfo(torch.float32).max:
             raise UserError(f"{where}: label {label!r:.60} is not a finite number; task '{task.name}' is a regression")
         return number
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.numerics.losses import LossKind
-from lit_compress.tasks.base import UNLABELLED, Columns, Config, Tokenizer
+from lit_compress.tasks.base import Columns, Config, Tokenizer
 from lit_compress.tasks.embedding import number_of
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.regression import Regression
@@ -41,7 +41,7 @@ class Reranking(Regression):
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the relevance."""
         number = super().label_of(task, where, row)
-        if not (0 <= number <= 1 or number == UNLABELLED):
+        if not 0 <= number <= 1:
             raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
         return number
 

@@ -31,10 +31,13 @@ REFUSED = {
     "misspelt label": ("sst2", "train.jsonl", sst2(0, "positiv"), ["row 2", "did you mean 'positive'?"]),
     "fraction for a class": ("sst2", "train.jsonl", sst2(0, 0.5), ["row 2", "0.5"]),
     "one row unlabelled": ("sst2", "train.jsonl", sst2(1, -1), ["row 2", "-1"]),
+    "one row of numbers unlabelled": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,-1\n", ["row 2", "label is -1, which is none"]),
     "all rows unlabelled": ("sst2", "train.jsonl", sst2(-1, -1), ["no labels", "only predict"]),
     "labels begin late": ("sst2", "train.jsonl", sst2(-1, 1), ["row 2", "row 1 has none"]),
     "score is a word": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,high\n", ["row 2", "'high'", "finite"]),
     "score is a truth value": ("stsb", "train.jsonl", jsonl({"sentence1": "a", "sentence2": "b", "label": True}), ["row 1", "True", "finite"]),
+    "score beyond float32": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,1e39\n", ["row 2", "'1e39'", "finite"]),
+    "score of 400 digits": ("stsb", "train.jsonl", jsonl({"sentence1": "a", "sentence2": "b", "label": 10**400}), ["row 1", "finite"]),
     # tagging
     "fewer tags than words": ("conll2003", "train.jsonl", ner(["a", "b"], [0]), ["row 2", "2 words", "1 labels"]),
     "unknown tag": ("conll2003", "train.jsonl", ner(["a", "b"], ["O", "B-PRE"]), ["row 2 word 2", "did you mean 'B-PER'?"]),

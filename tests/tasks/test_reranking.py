@@ -163,7 +163,7 @@ def test_rows_are_drawn_query_by_query(single, place, tmp_path):
         assert len(queries) == number and counts[:2] == [6, 6] and len(counts) == 3
 
 
-@pytest.mark.parametrize("label", [2, -0.5])
+@pytest.mark.parametrize("label", [2, -0.5, -1])
 def test_a_label_that_is_no_relevance_is_one_line(label):
     with pytest.raises(UserError, match=f"row 1: label {label} is no relevance; give one from 0 .none. to 1"):
         KINDS["reranking"].label_of(get_task("wiki_qa"), "row 1", {"label": label})
