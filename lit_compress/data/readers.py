@@ -225,7 +225,8 @@ def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
     if len(header) == 1 and re.search(r"[^\w ]", header[0]):
         raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
     # there is no null in these formats: an empty field is a missing value
-    return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True)} for row in rows))
+    # a column without a name is the index of pandas
+    return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True) if n} for row in rows))
 
 
 def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:

@@ -1,6 +1,7 @@
 """Every format reads the same rows, none is lost; a file that cannot be read is one line that names it."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -117,6 +118,15 @@ def test_it_is_read_and_no_row_is_lost(case, tmp_path, capsys):
     assert words in err and err.count("note: ") == bool(words)
     if case.startswith("names"):
         assert rows["label"][:] == [1, 0]
+
+
+def test_the_index_that_pandas_writes_is_no_label(tmp_path):
+    """Its column has no name, as the label of a kind without one."""
+    (tmp_path / "train.csv").write_text(",text,other\n" + "".join(f"{i},good,film\n" for i in range(10)))
+    task = replace(OWN, kind="embedding", text=("text", "other"), labels=(), label="")
+    for labelled in (True, False):
+        rows = load_split_files(task, Place(str(tmp_path)), ["train"], labelled)["train"]
+        assert rows.column_names == ["text", "other"]
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
