@@ -37,6 +37,8 @@ def custom_task(settings: Custom, place: Place) -> Task:
         )
     label = settings.label or (text[0] if kind.label in kind.columns else kind.label)  # plain text is its own label
     columns: tuple[str, ...] = ()
+    if label in text and not kind.one_text:
+        raise UserError(f"data.custom.label: '{label}' is a column of texts (data.custom.text); name the one of labels")
     if isinstance(label, list):
         shown, columns, label = f"data.custom.label: [{', '.join(label)}]", tuple(label), kind.label
         if not kind.own_columns:
@@ -87,7 +89,7 @@ def _find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
     if table.names is not None and task.label not in table.names:
         raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}{columns}")
     if table.classes:
-        return tuple(table.classes), True
+        return tuple(name.strip() for name in table.classes), True
     values: dict[str, int] = {}
     first: type | None = None
     for number, row in enumerate(table.rows, start=1):

@@ -88,9 +88,10 @@ def test_a_test_file_is_left_alone(tmp_path):
     assert [len(split) for split in rows.values()] == [36, 4, 3]
 
 
+@pytest.mark.parametrize("names", [["pos", "neg"], [" pos", "neg "]], ids=["plain", "with blanks"])
 @pytest.mark.parametrize("single", [True, False], ids=["one set", "with splits"])
-def test_a_saved_dataset_brings_the_names_of_its_classes(tmp_path, single):
-    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["pos", "neg"]))
+def test_a_saved_dataset_brings_the_names_of_its_classes(tmp_path, single, names):
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
     rows = datasets.Dataset.from_dict({"text": ["good", "bad"] * 20, "label": [0, 1] * 20}, features=features)
     (rows if single else datasets.DatasetDict(train=rows, validation=rows)).save_to_disk(str(tmp_path / "set"))
     task = _made(tmp_path / "set")
@@ -115,6 +116,8 @@ def test_tags_without_entities_are_scored_by_word(tmp_path):
         ({"text": ["a", "b", "c"]}, "", "data.custom.text: a, b, c: kind classification has 1 to 2"),
         ({"kind": "span_qa", "text": ["a"]}, "", "data.custom.text: a: kind span_qa has 2 to 2"),
         ({"labels": ["a", "a"]}, "", "data.custom.labels: a, a: give two or more"),
+        ({"text": ["a", "b"], "label": "b"}, "", "data.custom.label: 'b' is a column of texts"),
+        ({"kind": "regression", "label": "text"}, "", "data.custom.label: 'text' is a column of texts"),
         ({}, "mine", r"has no file for 'train', and data\.custom\.labels names no classes"),
     ],
     ids=str,
