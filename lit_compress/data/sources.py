@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 CUSTOM = "custom"  # the task whose record data/custom.py makes
 ALL = "all"  # name of a split with every row of a single file
 DEV = dict.fromkeys(("dev", "valid", "val", "eval"), "validation")  # other names of the dev split
-PARTS_ONLY = ("valid", "val", "eval")  # a single file of this name is none
 
 Sources = dict[str, Source]  # by split
 T = TypeVar("T")
@@ -185,7 +184,7 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
 
     In parts are ``train-00000-of-00002.parquet`` and ``train/0000.parquet``; of several formats it is the first one.
     """
-    plain: dict[str, list[Path]] = {}
+    where, plain = f"data.path: '{folder}'", dict[str, list[Path]]()
     found: dict[str, dict[str, list[Path]]] = {}  # by format, by split
     for path in (path for depth in ("*", "*/*", "*/*/*") if not plain for path in _visible(folder, depth)):
         suffix, parent = path.suffix.lower(), path.parent.name
@@ -195,19 +194,15 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
         if (part := re.fullmatch(r"(.+?)-\d+-of-\d+", stem)) or (path.parent != folder and "=" not in parent):
             split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
             found.setdefault(suffix, {}).setdefault(split, []).append(path)
-        elif (
-            path.parent == folder
-            and stem not in PARTS_ONLY
-            and (name := _named(task, stem)) in ("train", "test", *task.validation)
-        ):
-            if name in plain:
-                both = f"{plain[name][0].name} and {path.name}"
-                raise UserError(f"data.path: '{folder}' holds {both}, both could be '{name}'; leave one")
-            plain[name] = [path]
+        elif path.parent == folder and _named(task, stem) in ("train", "test", *task.validation):
+            if stem in plain:
+                both = f"{plain[stem][0].name} and {path.name}"
+                raise UserError(f"{where} holds {both}, both could be '{stem}'; leave one")
+            plain[stem] = [path]
     formats = [suffix for suffix in READERS if suffix in found]
     if formats[1:] and not plain and not task_type(task).one_text:
-        note(f"data.path: '{folder}': its {formats[0]} files are read, not its {' and '.join(formats[1:])} files")
-    return plain, _as_named(task, f"data.path: '{folder}'", found[formats[0]] if formats else {})
+        note(f"{where}: its {formats[0]} files are read, not its {' and '.join(formats[1:])} files")
+    return _as_named(task, where, plain), _as_named(task, where, found[formats[0]] if formats else {})
 
 
 def _files(task: Task, files: Sequence[Path], place: Place) -> Source:

@@ -4,10 +4,11 @@ import json
 
 import datasets
 import pytest
-from contents import jsonl, parquet, sst2
+from contents import jsonl, own, parquet, sst2
 from hub import as_a_new_process
 from mistakes import fails
 
+from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files, sources_at
@@ -79,6 +80,16 @@ def test_of_two_dev_splits_the_one_with_the_exact_name_is_read(tmp_path):
         sizes(SST2, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["dev", "val", "valid", "eval"])
+def test_a_dev_split_of_any_name_is_read(tmp_path, name):
+    """For the user's own task it would be ignored, and rows of train be the dev split."""
+    write(tmp_path, {"train.jsonl": own(0, 1) * 10, f"{name}.jsonl": own(0, 1, 1)})
+    task = custom_task(Custom(), Place(str(tmp_path)))
+    assert sizes(task, tmp_path) == {"train": 20, "validation": 3}
+    write(tmp_path, {"validation.jsonl": own(0)})
+    assert sizes(task, tmp_path) == {"train": 20, "validation": 1}
+
+
 def test_files_of_a_second_format_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_noted", set())
     write(
@@ -122,7 +133,8 @@ WRONG = {
     "another name": ({"trian.csv": b""}, "has no split 'train', e.g. train.csv; it holds trian.csv"),
     "nothing": ({}, "has no split 'train', e.g. train.csv; it is empty"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
-    "a dev split of another name": ({"train.jsonl": sst2(1), "eval.jsonl": sst2(1)}, "has no split 'validation'"),
+    "a dev split of another name": ({"train.jsonl": sst2(1), "development.jsonl": sst2(1)}, "has no split 'validation'"),
+    "two dev splits": ({"train.csv": sst2(1), "val.csv": sst2(1), "dev.tsv": sst2(1)}, "'dev' and 'val', both could be"),
     "part of a data set": ({"lang=en/train.jsonl": sst2(1)}, "has no split 'train', .* it holds lang=en"),
     "no dev split": ({"train.jsonl": sst2(1)}, "has no split 'validation'; valid: train"),
 }  # fmt: skip
