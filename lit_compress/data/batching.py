@@ -247,8 +247,8 @@ class PaddedBatches(TorchDataset[dict[str, Any]]):
         if isinstance(numbers, Share):
             return self._share(numbers)
         columns = self.encoded[[~number if number < 0 else number for number in numbers]]
-        longest = max(columns["length"])
-        lengths = torch.tensor(columns["length"])
+        lengths = torch.tensor(columns["length"]).clamp_min(1)  # of a text without tokens, the padding is read
+        longest = int(lengths.max())
         batch = {
             "input_ids": _padded(columns["input_ids"], self.pad_token),
             "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
@@ -271,5 +271,5 @@ def _padded(rows: list[Any], value: int) -> Tensor:
     """Return the rows as a tensor; lists are filled up with ``value`` at the right."""
     if not isinstance(rows[0], list):
         return torch.tensor(rows)
-    longest = max(map(len, rows))
+    longest = max(1, *map(len, rows))
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows])

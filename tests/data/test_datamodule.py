@@ -5,9 +5,12 @@ from itertools import chain
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from tiny import write_backbone, write_rows
 
 from lit_compress.data.batching import held_out
 from lit_compress.data.datamodule import DataModule
+from lit_compress.models.backbones import load_net
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 
 
@@ -34,6 +37,25 @@ def test_a_batch_is_what_the_tokenizer_makes_of_its_rows(make):
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(batch[name], expected[name]), name
     assert batch["labels"].tolist() == rows["label"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_text_without_tokens_is_read_alike_in_every_batch(family, tmp_path):
+    """As tokenizers without special tokens make of an empty one: alone it would be no input of a model."""
+    folder = str(write_backbone(tmp_path / family, family, "sst2", num_hidden_layers=2))
+    rows = [{"sentence": text, "label": 1} for text in ("the film", "", "dull plot so poor", "")]
+    data = write_rows(tmp_path / "data", train=rows, validation=rows)
+    found = []
+    for size in (1, 3, 4):
+        module = DataModule("sst2", folder, str(data), eval_batch_size=size)
+        net, outputs = load_net(folder, module.record).eval(), {}
+        for batch in module.val_dataloader()[0]:
+            logits = task_type(module.record).outputs(net, batch, module.tokenizer)
+            outputs |= dict(zip(batch["index"].tolist(), logits, strict=True))
+        found.append(torch.stack([outputs[row] for row in range(4)]).detach())
+    assert found[0].isfinite().all() and found[0][1].equal(found[0][3])
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0])
 
 
 def test_every_row_once_and_a_new_order_each_epoch(make):
