@@ -172,6 +172,7 @@ def evaluate(
             (name := written / "model").mkdir()
             config = copy.deepcopy(net.config)
             config.__dict__.pop("quantization_config", None)
+            config.architectures = [type(net).__name__]  # which may still be those of the model it was made from
             config.save_pretrained(name)
             write_tokenizer(config, tokenizer, name)
         target = find_target(str(name), "evaluate")
@@ -209,7 +210,9 @@ def _made(command: str, report: dict[str, Any] | None, export: Path, place: Shar
 def _in_memory(net: Any, data: DataModule, folder: str, split: Literal["validation", "test"]) -> dict[str, float]:
     """Return the scores of a model of the user's, which stays as it is; ``folder`` has its tokenizer."""
     record, config = data.record, net.config
-    check_head(f"model: a {type(net).__name__}", config, record)
+    own = copy.copy(config)
+    own.architectures = [type(net).__name__]
+    check_head(f"model: a {type(net).__name__}", own, record)
     device, padding = net.device, getattr(config, "pad_token_id", None)
     modes = [(module, module.training) for module in net.modules()]  # frozen parts have their own
     generation = copy.deepcopy(getattr(net, "generation_config", None))

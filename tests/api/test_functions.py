@@ -16,7 +16,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 import lit_compress as lc
 from lit_compress.__main__ import main
@@ -122,6 +122,15 @@ def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data,
     batch = tokenizer(rows["review"][:], padding=True, return_tensors="pt")
     right = net(**batch).logits.argmax(-1) == torch.tensor(rows["stars"][:])
     assert found["accuracy"] == pytest.approx(right.float().mean().item())
+
+
+def test_a_net_is_of_its_class_whatever_it_was_made_from(tiny_backbone, tokenizer):
+    """Its configuration names the class of the file that it began with, until it is saved."""
+    net = AutoModelForTokenClassification.from_pretrained(tiny_backbone, num_labels=3, ignore_mismatched_sizes=True)
+    assert net.config.architectures == ["BertForSequenceClassification"]
+    rows = Dataset.from_dict({"tokens": [["the", "film"], ["plot"]] * 4, "tags": [["A", "B"], ["C"]] * 4})
+    assert lc.evaluate(net, tokenizer, rows).keys() >= {"word_accuracy", "rows"}
+    assert net.config.architectures == ["BertForSequenceClassification"]
 
 
 def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path, monkeypatch):
