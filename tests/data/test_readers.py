@@ -170,9 +170,12 @@ def test_a_form_that_is_none_is_one_line(form, line):
 
 
 def test_texts_with_commas_are_texts(tmp_path):
-    (tmp_path / "new.txt").write_text("good, the film\nbad, bad film\nwas it, bad\n[good] film\n")
+    """Without the line ends, which are tokens for some models; plain text for language models keeps them."""
+    (tmp_path / "new.txt").write_bytes(b"good, the film\nbad, bad film\r\n \n[good] film")
     rows = load_split_files(OWN, Place(str(tmp_path / "new.txt")), ["all"], labelled=False)["all"]
-    assert rows["text"][0] == "good, the film\n" and len(rows) == 4
+    assert rows["text"][:] == ["good, the film", "bad, bad film", " ", "[good] film"]
+    rows = load_split_files(get_task("plain_text"), Place(str(tmp_path / "new.txt")), ["all"])["all"]
+    assert rows["text"][:2] == ["good, the film\n", "bad, bad film\r\n"]
 
 
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
