@@ -255,7 +255,8 @@ class PaddedBatches(TorchDataset[dict[str, Any]]):
             "index": torch.tensor([max(number, -1) for number in numbers]),
         }
         for name in columns.keys() - {"input_ids", "length", "truncated", KIND}:
-            batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
+            ids = name.startswith("input_ids")  # of further texts
+            batch[name] = _padded(columns[name], self.pad_token if ids else IGNORED if name == "labels" else 0)
         return batch
 
     def _share(self, share: Share) -> dict[str, Any]:

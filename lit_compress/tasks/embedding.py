@@ -106,7 +106,7 @@ class Embedding(TaskType):
             tokens = token_columns(tokenizer(texts, truncation=True, max_length=max_length))
             columns[f"input_ids{end}"] = tokens["input_ids"]
             if end:
-                columns[f"attention_mask{end}"] = [[1] * n for n in tokens["length"]]
+                columns[f"attention_mask{end}"] = [[1] * max(n, 1) for n in tokens["length"]]
                 columns["truncated"] = [a or b for a, b in zip(columns["truncated"], tokens["truncated"], strict=True)]
             else:
                 columns |= {key: tokens[key] for key in ("token_type_ids", "length", "truncated") if key in tokens}

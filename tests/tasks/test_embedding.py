@@ -8,7 +8,7 @@ import pytest
 import torch
 from in_memory import collect_kronecker
 from mistakes import factorized, predicted
-from tiny import WORDS, make_net, read_rows, write_bert, write_rows
+from tiny import WORDS, make_net, read_rows, write_backbone, write_bert, write_rows
 from torch.nn.functional import normalize
 
 from lit_compress.data.custom import custom_task
@@ -118,6 +118,18 @@ def test_a_model_with_another_head_gives_states(tiny_backbone):
     assert type(net).__name__ == "BertModel"
     frozen = [name for name, p in net.named_parameters() if not p.requires_grad]
     assert frozen == ["pooler.dense.weight", "pooler.dense.bias"]
+
+
+def test_a_text_without_tokens_has_one_vector_wherever_it_stands(tmp_path):
+    """As tokenizers without special tokens make of an empty one."""
+    folder = write_backbone(tmp_path / "net", "gpt2", "stsb_embedding")
+    texts = [("", "film"), ("film", ""), ("great plot so", "the film")]
+    rows = [{"sentence1": first, "sentence2": second, "label": 1.0} for first, second in texts]
+    data = DataModule("stsb_embedding", str(folder), str(write_rows(tmp_path / "data", train=rows, validation=rows)))
+    [batch] = data.val_dataloader()[0]
+    found = KIND.outputs(load_backbone(str(folder), data.record).eval(), batch, data.tokenizer)
+    order = batch["index"].argsort()
+    assert torch.allclose(found[order[0]], found[order[1]].flip(0), atol=1e-6) and found.norm(dim=-1).min() > 0.5
 
 
 def test_a_score_is_of_two_texts(tmp_path):
