@@ -209,7 +209,7 @@ def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> 
 
 def _kept(task: Task, row: Row, checked: Row) -> str:
     """Return the row's ids and its label, if it has some, as JSON; a class by its name."""
-    kept = {name: row[name] for name in IDS if row.get(name) is not None}
+    kept = {name: row[name] for name in IDS if row.get(name) is not None and row[name] == row[name]}  # not NaN
     kind, label = task_type(task), row.get(task.label)
     if label is not None and label == label and not _is_secret(task, label):
         kept["given"] = label

@@ -222,7 +222,7 @@ def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
 
     rows = fields()
     header = list(next(rows, ()))
-    if len(header) == 1 and re.search(r"[^\w ]", header[0]):
+    if len(header) == 1 and place.separator is None and re.search(r"[^\w ]", header[0]):
         raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
     # there is no null in these formats: an empty field is a missing value
     # a column without a name is the index of pandas

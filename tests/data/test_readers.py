@@ -155,6 +155,16 @@ def test_a_sign_between_fields_that_is_given(tmp_path, sign):
     assert read("sst2", tmp_path, "train.csv", content, separator=sign)["sentence"][:] == [f"a,{sign}b"]
 
 
+def test_the_only_column_may_have_any_name(tmp_path):
+    """The line on a column that may be several says which option decides it."""
+    task, file = replace(OWN, text=("review-text",)), tmp_path / "new.csv"
+    file.write_text("review-text\ngood\n")
+    with pytest.raises(UserError, match="has one column, 'review-text'; --data.separator is"):
+        load_split_files(task, Place(str(file)), ["all"], labelled=False)
+    rows = load_split_files(task, Place(str(file), separator=","), ["all"], labelled=False)["all"]
+    assert rows["review-text"][:] == ["good"]
+
+
 @pytest.mark.parametrize(
     ("form", "line"),
     [
