@@ -30,15 +30,17 @@ def custom_task(settings: Custom, place: Place) -> Task:
     kind = KINDS[settings.kind]
     text = (settings.text,) if isinstance(settings.text, str) else tuple(settings.text or kind.columns)
     fewest, most = kind.texts
-    if not fewest <= len(text) <= most:
+    if not fewest <= len({*text}) == len(text) <= most:
         raise UserError(
-            f"data.custom.text: {', '.join(text)}: kind {kind.name} has {fewest} to {most} columns, e.g. "
+            f"data.custom.text: {', '.join(text)}: kind {kind.name} has {fewest} to {most} columns, each once, e.g. "
             f"{', '.join(kind.columns)}"
         )
     label = settings.label or (text[0] if kind.label in kind.columns else kind.label)  # plain text is its own label
     columns: tuple[str, ...] = ()
-    if label in text and not kind.one_text:
-        raise UserError(f"data.custom.label: '{label}' is a column of texts (data.custom.text); name the one of labels")
+    if (label in text) != kind.one_text:
+        none = f"'{label}': kind {kind.name} has no labels; leave it out"
+        both = f"'{label}' is a column of texts (data.custom.text); name the one of labels"
+        raise UserError(f"data.custom.label: {none if kind.one_text else both}")
     if isinstance(label, list):
         shown, columns, label = f"data.custom.label: [{', '.join(label)}]", tuple(label), kind.label
         if not kind.own_columns:

@@ -118,6 +118,8 @@ def test_tags_without_entities_are_scored_by_word(tmp_path):
         ({"labels": ["a", "a"]}, "", "data.custom.labels: a, a: give two or more"),
         ({"text": ["a", "b"], "label": "b"}, "", "data.custom.label: 'b' is a column of texts"),
         ({"kind": "regression", "label": "text"}, "", "data.custom.label: 'text' is a column of texts"),
+        ({"kind": "language_modelling", "label": "label"}, "", "label: 'label': kind language_modelling has no labels"),
+        ({"text": ["text", "text"]}, "", "data.custom.text: text, text: kind classification has 1 to 2 columns, each once"),
         ({}, "mine", r"has no file for 'train', and data\.custom\.labels names no classes"),
     ],
     ids=str,
