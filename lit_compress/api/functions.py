@@ -170,9 +170,8 @@ def evaluate(
         name = named(model, tokenizer) or getattr(model, "folder", None)
         if name is None:  # in memory: no weights are read
             (name := written / "model").mkdir()
-            config = copy.deepcopy(net.config)
+            config = _config_of(net)
             config.__dict__.pop("quantization_config", None)
-            config.architectures = [type(net).__name__]  # which may still be those of the model it was made from
             config.save_pretrained(name)
             write_tokenizer(config, tokenizer, name)
         target = find_target(str(name), "evaluate")
@@ -207,12 +206,18 @@ def _made(command: str, report: dict[str, Any] | None, export: Path, place: Shar
     return with_export(export, place)
 
 
+def _config_of(net: Any) -> Any:
+    """Return a copy of a model's configuration with its class, in place of the class of the file it was made from."""
+    config = copy.deepcopy(net.config)
+    if type(net).__module__.startswith("transformers."):
+        config.architectures = [type(net).__name__]
+    return config
+
+
 def _in_memory(net: Any, data: DataModule, folder: str, split: Literal["validation", "test"]) -> dict[str, float]:
     """Return the scores of a model of the user's, which stays as it is; ``folder`` has its tokenizer."""
     record, config = data.record, net.config
-    own = copy.copy(config)
-    own.architectures = [type(net).__name__]
-    check_head(f"model: a {type(net).__name__}", own, record)
+    check_head(f"model: a {type(net).__name__}", _config_of(net), record)
     device, padding = net.device, getattr(config, "pad_token_id", None)
     modes = [(module, module.training) for module in net.modules()]  # frozen parts have their own
     generation = copy.deepcopy(getattr(net, "generation_config", None))
