@@ -139,4 +139,6 @@ def _model_key(model: PreTrainedModel, tokenizer: Any) -> str:
     """Return a hash of all weights, of the configuration and of the tokenizer."""
     values = sorted(model.state_dict().items())
     digest = digest_of((f"{name} {value.dtype} {tuple(value.shape)}", value) for name, value in values)
-    return short_hash(digest, sorted(model.config.to_dict().items(), key=str), tokenizer_key(tokenizer))
+    longest = tokenizer.model_max_length
+    own = [longest] if longest < (getattr(model.config, "max_position_embeddings", None) or 0) else []
+    return short_hash(digest, sorted(model.config.to_dict().items(), key=str), tokenizer_key(tokenizer), *own)

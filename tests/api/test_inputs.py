@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import lit_compress as lc
 from lit_compress.api.inputs import brought, splits_of
@@ -20,6 +21,17 @@ def test_options_are_plain_values(tmp_path):
     assert brought("nowhere", None, "x.csv", {}, tmp_path)[1] == {"data.task": "custom", "data.path": "x.csv"}
     with pytest.raises(UserError, match="text: task 'sst2' has its own columns"):
         brought("nowhere", None, rows, {"task": "sst2", "text": "text"}, tmp_path)
+
+
+def test_a_tokenizer_that_reads_less_is_another_one(tiny_backbone):
+    """Its files are kept in the cache, for a run that continues."""
+    net = AutoModelForSequenceClassification.from_pretrained(tiny_backbone)
+    tokenizer, found = AutoTokenizer.from_pretrained(tiny_backbone), []
+    for length in (64, 16, 512):  # the net has 64 positions
+        tokenizer.model_max_length = length
+        folder, _ = brought(net, tokenizer, "x.csv", {}, None)
+        found.append((folder, min(64, AutoTokenizer.from_pretrained(folder).model_max_length)))
+    assert [length for _, length in found] == [64, 16, 64] and found[0] == found[2]
 
 
 def test_what_is_no_data_set_and_splits_that_nobody_knows_are_one_line(tiny_backbone):
