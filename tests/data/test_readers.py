@@ -159,7 +159,7 @@ def test_the_only_column_may_have_any_name(tmp_path):
     """The line on a column that may be several says which option decides it."""
     task, file = replace(OWN, text=("review-text",)), tmp_path / "new.csv"
     file.write_text("review-text\ngood\n")
-    with pytest.raises(UserError, match="has one column, 'review-text'; --data.separator is"):
+    with pytest.raises(UserError, match=r"has one column, 'review-text'; --data\.separator is"):
         load_split_files(task, Place(str(file)), ["all"], labelled=False)
     rows = load_split_files(task, Place(str(file), separator=","), ["all"], labelled=False)["all"]
     assert rows["review-text"][:] == ["good"]

@@ -92,7 +92,9 @@ def test_ids_and_labels_of_the_file_are_kept_for_predictions(tmp_path):
     rows = load_split_files(get_task("sst2"), Place(str(tmp_path / "new.csv")), ["all"], labelled=False)["all"]
     kept = [json.loads(row) for row in rows["__kept__"]]
     assert kept == [{"id": "x1", "given": "positive"}, {"id": "x2", "given": "negative"}]
-    (tmp_path / "new.jsonl").write_bytes(jsonl({"sentence": "good", "id": float("nan")}, {"sentence": "bad", "id": 2.0}))
+    (tmp_path / "new.jsonl").write_bytes(
+        jsonl({"sentence": "good", "id": float("nan")}, {"sentence": "bad", "id": 2.0})
+    )
     rows = load_split_files(get_task("sst2"), Place(str(tmp_path / "new.jsonl")), ["all"], labelled=False)["all"]
     assert [json.loads(row) for row in rows["__kept__"]] == [{}, {"id": 2.0}]  # no NaN, which is no JSON
 

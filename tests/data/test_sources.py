@@ -133,8 +133,8 @@ WRONG = {
     "another name": ({"trian.csv": b""}, "has no split 'train', e.g. train.csv; it holds trian.csv"),
     "nothing": ({}, "has no split 'train', e.g. train.csv; it is empty"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
-    "a dev split of another name": ({"train.jsonl": sst2(1), "development.jsonl": sst2(1)}, "has no split 'validation'"),
-    "two dev splits": ({"train.csv": sst2(1), "val.csv": sst2(1), "dev.tsv": sst2(1)}, "'dev' and 'val', both could be"),
+    "a dev split of another name": ({"train.jsonl": sst2(1), "devel.jsonl": sst2(1)}, "has no split 'validation'"),
+    "two dev splits": ({"train.csv": sst2(1), "val.csv": sst2(1), "dev.tsv": sst2(1)}, "'dev' and 'val', both could"),
     "part of a data set": ({"lang=en/train.jsonl": sst2(1)}, "has no split 'train', .* it holds lang=en"),
     "no dev split": ({"train.jsonl": sst2(1)}, "has no split 'validation'; valid: train"),
 }  # fmt: skip
