@@ -32,6 +32,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
 from lit_compress.utils.tables import print, show
 
+FREE = ("data.batch_size", "data.eval_batch_size", "data.num_workers")  # data options that change no result
 LISTED = ("name", "task", "label", "budget", "seed", "status", "metric_name", "dense_metric", "metric", "density",
           "steps", "seconds")  # fmt: skip
 
@@ -58,7 +59,7 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     Args:
         run: folder of a finished run, or of an export. By default its choices for the export are the run's.
         out: folder to write.
-        line: further options: the data to check the program of an export on, by default its own.
+        line: further options: where the data of an export are, for a program of integers.
         **choices: see Choices.
     """
     place, source = Path(out).expanduser(), Path(run).expanduser()
@@ -69,8 +70,9 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     else:
         found = Run(run)
         config, done = found.config(), found.finished()
-        if line.last("data.path"):
-            raise UserError("export: --data.path is for an export; a run is measured on its own data")
+        for name in line.names:
+            if name.startswith(("data.", "config")) and name not in FREE:
+                raise UserError(f"export: --{name} is for an export; a run is measured on its own data")
         asked = replace(Choices(**config["export"]), **choices)
         if asked.half and asked.format != "hf" and "dtype" not in choices:  # the program has no 16 bits
             asked = replace(asked, dtype="float32")

@@ -170,6 +170,13 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     report = read_json("export", source / "report.json", dict)
     with atomic_folder(out) as temporary:
         choices.check(net := load_net(source))
+        if choices.integers:  # their metric is compared with that of the report
+            known, here = report["compressed"]["metric"], evaluate(net, data)[f"val/{report['metric']['name']}"]
+            if not abs(here - known) <= 0.01 * max(1, abs(known)):
+                raise UserError(
+                    f"export: the dev metric of '{source}' is {here:.4f} on these rows, and {known:.4f} in its report; "
+                    "give the rows it was measured on"
+                )
         copy_export(f"export: '{source}'", net, source, temporary)
         if choices.format == "hf":
             choices.check_drop(report)

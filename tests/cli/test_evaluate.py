@@ -110,3 +110,26 @@ def test_an_export_of_the_words_of_the_data(run, tmp_path, capsys):
     main(["validate", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert capsys.readouterr().out.splitlines()[0] == f"val/accuracy {report['compressed']['metric']:.6f}"
+
+
+@pytest.mark.parametrize("option", [("--data.validation_examples", "30"), ("--data.max_length", "8")])
+def test_a_run_is_exported_on_its_own_data(option, run, tmp_path, capsys):
+    """The models of its stages were measured on these rows, as they were read."""
+    words = "is for an export; a run is measured on its own data"
+    assert words in fails(capsys, "export", run, tmp_path / "out", *option)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_integers_are_measured_on_the_rows_of_the_report(same, run, tmp_path, capsys, tiny_data):
+    """Else the metric of the program is compared with that of the model on other rows."""
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
+    other = [row if same else row | {"label": 1 - row["label"]} for row in rows]
+    (data / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    line = ["export", run / "export", tmp_path / "out", "--format", "onnx", "--dtype", "int8", "--data.path", data]
+    if not same:
+        assert "give the rows it was measured on" in fails(capsys, *line)
+        return
+    main(list(map(str, line)))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert abs(report["program"]["metric"] - report["compressed"]["metric"]) < 0.2
