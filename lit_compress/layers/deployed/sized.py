@@ -87,8 +87,8 @@ class Int8Embedding(nn.Module):
     def __init__(self, num_embeddings: int, width: int) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, width
+        self.scale = nn.Parameter(torch.zeros(num_embeddings), requires_grad=False)  # first: the model's dtype
         self.weight = nn.Parameter(torch.zeros(num_embeddings, width, dtype=torch.int8), requires_grad=False)
-        self.scale = nn.Parameter(torch.zeros(num_embeddings), requires_grad=False)
 
     @classmethod
     def from_table(cls, table: torch.Tensor) -> Int8Embedding:
