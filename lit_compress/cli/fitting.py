@@ -127,7 +127,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, density: float | Non
         option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
         choices.dtype = stored_dtype(Path(resolve(method.teacher or method.backbone, option)))
     job = replace(job, choices=Choices(**choices.as_dict()))
-    if job.choices.vocabulary == "data" and budget is not None:
+    if job.choices.vocabulary == "data" and (run is None or budget is not None):
         job = job.at(tokens=tokens_kept(job.dense, job.data))
     if budget is None:
         return job

@@ -53,6 +53,7 @@ def training_feeds(data: DataModule, option: str, examples: int = EXAMPLES) -> l
     Raises:
         UserError: there are none, and ``option`` needs them.
     """
+    data.reads_labels = False
     try:
         batches = data.calibration_dataloader(min(examples, data.train_size()))
     except UserError as error:

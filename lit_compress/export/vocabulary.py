@@ -51,8 +51,14 @@ Json = dict[str, Any]
 
 
 def tokens_kept(net: Model, data: DataModule) -> int:
-    """Return how many tokens :func:`cut_vocabulary` keeps; of ``net`` only the configuration is read."""
-    return len(cut_tokenizer(data.tokenizer, _used(net, data))[1])
+    """Return how many tokens :func:`cut_vocabulary` keeps; of ``net`` only the configuration is read, no labels.
+
+    Raises:
+        UserError: the kind of tokenizer cannot be cut.
+    """
+    texts = data.read_by(data.tokenizer)
+    texts.reads_labels = False
+    return len(cut_tokenizer(data.tokenizer, _used(net, texts))[1])
 
 
 def _used(net: Model, data: DataModule) -> set[int]:

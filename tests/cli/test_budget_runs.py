@@ -1,10 +1,12 @@
 """Budgets from the command line to the report; the command that only plans."""
 
 import json
+import re
 import shutil
 
 import pytest
 from mistakes import fails
+from tiny import read_rows, write_backbone, write_rows
 from transformers import AutoModel
 
 from lit_compress.__main__ import main
@@ -85,6 +87,32 @@ def test_plan_shows_what_would_be_built(short_run, tmp_path, capsys, monkeypatch
                   "out x in of every matrix; r: rank"):  # fmt: skip
         assert words in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_counts_the_vocabulary_that_is_left(short_run, tmp_path, capsys, monkeypatch):
+    """Of 100 rows 26 are left; a tokenizer that cannot be cut is told before anything is trained."""
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "--model", "SVD", "--model.density", "0.5", *short_run]
+    main(words)
+    whole = int(re.search(r"total parameters .*? ([0-9,]+) │ [0-9.]+ │", capsys.readouterr().out)[1].replace(",", ""))
+    main([*words, "--export.vocabulary", "data"])
+    said = capsys.readouterr().out
+    assert f"{whole - 74 * 32:,}" in said
+    folder = write_backbone(tmp_path / "opt", "opt", "sst2")
+    assert "WordLevel cannot be cut" in fails(capsys, *words, "--model.backbone", folder, "--export.vocabulary", "data")
+
+
+def test_a_budget_with_the_vocabulary_of_texts_without_labels(run, tiny_data, tmp_path):
+    rows = read_rows(tiny_data / "train.jsonl")
+    write_rows(tmp_path, train=[{"sentence": row["sentence"]} for row in rows])
+    shutil.copy(tiny_data / "validation.jsonl", tmp_path)
+    words = ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
+             str(tmp_path), "--budget", "params=12k", "--vocabulary", "data"]  # fmt: skip
+    main(words)
+    report = report_of(tmp_path / "out")
+    assert report["budget"]["met"] and report["vocabulary"]["changed"] == 0
+    main(["export", str(tmp_path / "out"), str(tmp_path / "program"), "--format", "onnx", "--dtype", "int8"])
+    assert report_of(tmp_path / "program")["program"]["examples"] == 100
 
 
 def test_a_budget_takes_the_place_of_what_a_recipe_says(short_run, tmp_path, capsys, monkeypatch):
