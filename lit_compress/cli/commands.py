@@ -16,6 +16,7 @@ from lit_compress.cli.fitting import choose_teacher, print_choices, print_report
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_target, parse_stored
 from lit_compress.cli.words import Line
+from lit_compress.data.sources import ALL, sources_at
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.evaluation.evaluate import write_predictions
 from lit_compress.export.choices import Choices
@@ -137,8 +138,9 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     parts = open_target(found, line)
     if not task_type(parts.data.record).answered:
         raise UserError("predict: a language model has no answer for a row; `evaluate` gives its perplexity")
-    if path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):
-        raise UserError(f"--output: '{path}' is the file that is read; give another")
+    sources = sources_at(parts.data.record, parts.data.place, [ALL, "test"]).values()
+    if path.exists() and any(path.samefile(file) for source in sources for file in source.files):
+        raise UserError(f"--output: '{path}' is a file that is read; give another")
     net = load_checked(found, parts, "predict")
     rows = of_all(*write_predictions(net, parts.data, path))
     print(f"predicted {rows} rows of split {parts.data.predicted}: {path}")

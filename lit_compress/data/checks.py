@@ -41,6 +41,7 @@ class Source:
     part: tuple[float, float] | None = None  # the split's part of the shuffled rows, as two fractions; None: all
     seed: int = 0  # of that shuffle
     split: str = ""  # name of the split that the part is
+    files: Sequence[Path] = ()  # that are read, if they are the user's
 
 
 def checked(task: Task, source: Source, labelled: bool, optional: bool = False) -> Dataset:

@@ -225,7 +225,7 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
             rows[number] = map(partial(or_, {KIND: kind}), rows[number])
         return replace(parts[0], rows=chain.from_iterable(rows))
 
-    return Source(where, key, read)
+    return Source(where, key, read, files=files)
 
 
 def kinds_of(files: Iterable[Path]) -> list[int]:

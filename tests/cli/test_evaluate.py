@@ -91,8 +91,11 @@ def test_output_may_stand_anywhere_and_is_no_file_that_is_read(run, tmp_path, ca
         out.unlink()
     data = tmp_path / "mine.jsonl"
     shutil.copy(tiny_data / "validation.jsonl", data)
-    line = fails(capsys, "predict", run, "--output", data, "--data.path", data)
-    assert "is the file that is read; give another" in line and len(data.read_text().splitlines()) == 40
+    folder = shutil.copytree(tiny_data, tmp_path / "data")
+    for out, path in ((data, data), (folder / "train.jsonl", folder), (folder / "validation.jsonl", folder)):
+        before = out.read_bytes()
+        line = fails(capsys, "predict", run, "--output", out, "--data.path", path)
+        assert "is a file that is read; give another" in line and out.read_bytes() == before
 
 
 def test_validate_and_test_read_all_of_a_file_that_fit_has_not_seen(run, tmp_path, capsys, tiny_data):
