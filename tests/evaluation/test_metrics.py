@@ -11,7 +11,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 from sklearn import metrics as reference
 
-from lit_compress.evaluation.metrics import ROUGE, Perplexity, Rouge, answer_scores, build_metrics
+from lit_compress.evaluation.metrics import ROUGE, Perplexity, Rouge, Words, answer_scores, build_metrics
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -108,6 +108,22 @@ def test_ranks_are_one_mean():
 
 def test_nothing_seen():
     assert all(float(value) == 0 for value in Rouge().compute().values())
+
+
+@pytest.mark.parametrize(
+    ("true", "words"),
+    [
+        ("Слон пришёл, слон ушёл", ["слон", "пришёл", "слон", "ушёл"]),
+        ("हिन्दी में लेख।", ["हिन्दी", "में", "लेख"]),
+        ("2024年の猫。", ["2024", "年", "の", "猫"]),
+        ("Über Zürich", ["ber", "z", "rich"]),  # as rouge_score has it
+    ],
+)
+def test_rouge_reads_other_scripts(true, words):
+    assert Words().tokenize(true) == words
+    metric = Rouge()
+    metric.update([true, true[: len(true) // 2]], [true, true])
+    assert 0.5 < metric.compute()["rouge1"] < 1
     assert float(Perplexity().compute()) == math.inf
 
 
