@@ -40,8 +40,8 @@ class Checkpoints(_Kept):
 
     The model before training counts as an epoch, the last one to be chosen of equal scores.
 
-    ``last.ckpt`` is never written after the last batch of an epoch or of the fit: a run continued from there would
-    skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
+    ``last.ckpt`` is never written after a batch that a validation follows, such as the last of the fit: a run continued
+    from there would skip it; nor after a step that was left out, as the weights may be broken. Both files are
     renamed into place when they are complete and on the disk.
 
     ``every`` optimizer steps there is a ``last.ckpt``.
@@ -66,14 +66,15 @@ class Checkpoints(_Kept):
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let ``max_steps`` end with a validation."""
-        last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
-        trainer.should_stop |= last and not trainer.is_last_batch
+        """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let the last step end with a validation."""
+        trainer.should_stop |= trainer.global_step == pl_module.stage.total_steps  # type: ignore[union-attr]
+        loop = trainer.fit_loop
+        validates = trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore
         # if any rank was told to end, all do after this batch, and not in the middle of one
         told = trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
         trainer._signal_connector.received_sigterm = told
         due = told or trainer.global_step - self.saved >= self.every
-        if due and trainer.global_step > self.saved and not (last or pl_module.skips):
+        if due and trainer.global_step > self.saved and not (validates or pl_module.skips):
             self.saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 

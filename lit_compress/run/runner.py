@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.data.datamodule import DataModule
@@ -45,6 +45,7 @@ from lit_compress.utils.progress import note
 from lit_compress.version import __version__
 
 SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one thread
+_WRONG = ("Early stopping conditioned", "val_check_interval")  # beginnings of Lightning's messages
 _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -110,6 +111,10 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
             raise SystemExit(128 + signal.SIGTERM) from stop
         if trainer.interrupted:
             raise KeyboardInterrupt from stop
+        raise
+    except (MisconfigurationException, RuntimeError, ValueError) as error:  # that only a fit can find
+        if isinstance(error, MisconfigurationException) or str(error).lstrip(" `").startswith(_WRONG):
+            raise UserError(f"trainer: {error}") from error
         raise
     forget(trainer, method)
     split, data.trainer = data.split, None  # type: ignore[assignment]
@@ -203,6 +208,8 @@ def _finish_stage(
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
+    elif isinstance(limit := trainer.limit_val_batches, int) or limit < 1:  # it was chosen on a part of the dev set
+        scores = {"metric": evaluate(small, data), "initial": {}}
     elif not best and isinstance(stage, RoundedStage):  # it was validated with rounded weights
         scores["metric"] = evaluate(small, data)
     peak = peak_bytes(current_device())  # on an accelerator: PyTorch's there

@@ -14,6 +14,13 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
@@ -25,6 +32,9 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.memory import trim
 
 _MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {"16": "16-mixed", "bf16": "bf16-mixed"}
+_CHANGING = (
+    BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, StochasticWeightAveraging, WeightAveraging,
+)  # fmt: skip
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
 
 
@@ -106,6 +116,12 @@ def make_trainer(**arguments: Any) -> Trainer:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, _CHANGING):
+            name = type(callback).__name__
+            raise UserError(
+                f"trainer.callbacks: {name}: a stage sets its batches, steps and weights itself; leave it out"
+            )
     trainer.accumulate_grad_batches = 1
     return trainer
 

@@ -209,6 +209,27 @@ def test_a_class_of_the_trainer_that_cannot_be_made_says_why(given, words, capsy
     assert words in fails(capsys, *SVD, *words_of_run)
 
 
+FOUND_IN_FITS = [
+    (
+        ("callbacks+=EarlyStopping", "callbacks.monitor=val_loss"),
+        "trainer: Early stopping conditioned on metric `val_loss`",
+    ),
+    (
+        ("callbacks+=LearningRateMonitor",),
+        "trainer: Cannot use `LearningRateMonitor` callback with `Trainer` that has no",
+    ),
+    (("val_check_interval=100",), "trainer: `val_check_interval` (100) must be less than or equal to the number of"),
+    (("limit_train_batches=0.01",), "trainer: You requested to check 0.01 of the `train_dataloader` but 0.01 * 13 < 1"),
+    (("limit_val_batches=0.01",), "trainer: You requested to check 0.01 of the `val_dataloader` but 0.01 * 1 < 1"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), FOUND_IN_FITS, ids=lambda value: str(value[-1]))
+def test_what_only_a_fit_finds_in_the_trainer_s_options_is_one_line(given, words, capsys, short_run, tmp_path):
+    options = (f"--trainer.{option}" for option in ("logger=false", *given))
+    assert words in fails(capsys, *SVD, *short_run, "--run_dir", tmp_path / "run", *options)
+
+
 @pytest.mark.parametrize("command", ["report", "evaluate"])
 def test_a_warning_is_one_line_without_a_line_of_the_source(command, monkeypatch):
     """Of every command, also where a library has set its own form again."""

@@ -48,6 +48,40 @@ def test_last_is_never_written_after_the_last_batch_and_max_steps_ends_with_a_va
 
 
 @pytest.mark.slow
+def test_last_is_never_written_before_a_validation_and_the_last_step_has_one(short_run, tmp_path, monkeypatch):
+    """A run that was killed in a validation went on behind it, and could not choose its model."""
+    seen = []
+    save, end = Checkpoints._save, Checkpoints.on_validation_end
+
+    def note(self, trainer, name, weights_only=False):
+        seen.append((name, trainer.global_step))
+        save(self, trainer, name, weights_only)
+
+    def validated(self, trainer, module):
+        seen.append(("validation", trainer.global_step))
+        end(self, trainer, module)
+
+    monkeypatch.setattr(Checkpoints, "_save", note)
+    monkeypatch.setattr(Checkpoints, "on_validation_end", validated)
+    extra = ["--checkpoint_every", "1", "--trainer.val_check_interval", "5", "--model.retrain.epochs", "0"]
+    main(args(short_run, tmp_path / "run", *extra))
+    steps = {what: [step for name, step in seen if name == what] for what in ("validation", "last.ckpt")}
+    assert steps["validation"][1:7] == [5, 10, 18, 23, 26, 0]
+    assert steps["last.ckpt"] == [step for step in range(1, 26) if step not in (5, 10, 13, 18, 23)]
+
+
+@pytest.mark.slow
+def test_a_part_of_the_dev_set_chooses_and_the_whole_is_reported(short_run, tmp_path):
+    extra = ["--trainer.limit_val_batches", "1", "--data.eval_batch_size", "6", "--model.retrain.epochs", "0"]
+    main(args(short_run, tmp_path / "run", *extra))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    dense, small = json.loads((tmp_path / "run" / "stages.json").read_text())
+    for record, entry in ((dense, report["dense"]), (small, report["compressed"])):
+        rows = (metric := record["metric"]["val/accuracy"]) * 40
+        assert rows == pytest.approx(round(rows), abs=1e-4) and record["initial"] == {} and entry["metric"] == metric
+
+
+@pytest.mark.slow
 def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

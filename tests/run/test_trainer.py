@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EMAWeightAveraging, GradientAccumulationScheduler, LearningRateFinder, Timer
 
 from lit_compress.run.trainer import PlainFiles, check_trainer, make_trainer, read_checkpoint
 from lit_compress.stages.base import Training
@@ -73,6 +73,19 @@ def test_a_checkpoint_callback_is_one_line():
 
     with pytest.raises(UserError, match=r"trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own"):
         make_trainer(callbacks=[ModelCheckpoint()], logger=False, enable_checkpointing=False, accelerator="cpu")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [EMAWeightAveraging(), GradientAccumulationScheduler({0: 2}), LearningRateFinder()],
+    ids=lambda c: type(c).__name__,
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_callback_that_changes_steps_or_weights_is_one_line(callback, listed):
+    """The metrics of averaged weights were written next to the others, and half of the steps were left out."""
+    with pytest.raises(UserError, match=rf"trainer.callbacks: {type(callback).__name__}: a stage sets its batches, s"):
+        make_trainer(callbacks=[callback] if listed else callback, logger=False, enable_checkpointing=False,
+                     accelerator="cpu")  # fmt: skip
 
 
 class _Touch:
