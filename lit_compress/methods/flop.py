@@ -45,9 +45,8 @@ from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.rank_rule import RankRule, below_one_rank
 from lit_compress.stages.rows import balanced
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import is_first
 
 
@@ -94,10 +93,7 @@ class RankPruning(GatedStage):
         """Refuse a density below one rank of every matrix."""
         least, whole = sum(sum(shape) for shape in site_shapes(net).values()), dense_site_params(net)
         if self.density * whole < least:
-            raise UserError(
-                f"model.density: {self.density:g} is less than one rank of every matrix; nearest valid value "
-                f"{least / whole + 5e-5:.4f}"
-            )
+            raise below_one_rank(self.density, least / whole)
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with the same share of ranks in every matrix; which stay is decided by training."""

@@ -78,18 +78,15 @@ class RankRule:
             what, value = ("rank", self.rank) if self.rank is not None else ("rank_ratio", self.rank_ratio)
             limit = max(largest_rank(*shape) for shape in shapes.values())
             raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
-        if self.allocation == "uniform":
-            return self._filled(kept, shapes) if (self.fill or self.round_to > 1) and self.by_density else kept
         budget: float = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         if self.by_density:
-            whole = sum(out * inner for out, inner in shapes.values())
-            least = sum(stored(*shape, self.round_to) for shape in shapes.values())
+            whole, step = sum(out * inner for out, inner in shapes.values()), self.round_to
+            least = sum(stored(*shape, step if self.allocation == "global" else 1) for shape in shapes.values())
             if self.density * whole < least:
-                raise UserError(
-                    f"model.density: {self.density} of the sites cannot be reached with allocation global; one step of "
-                    f"the ranks each makes {least / whole + 5e-4:.3f}"
-                )
+                raise below_one_rank(self.density, least / whole)
             budget = floor(self.density * whole)
+        if self.allocation == "uniform":
+            return self._filled(kept, shapes) if (self.fill or self.round_to > 1) and self.by_density else kept
         chosen = allocate(
             {name: _even(i / len(shapes), *shape) if sigma is None else sigma(name)
              for i, (name, shape) in enumerate(shapes.items())},
@@ -135,6 +132,13 @@ class RankRule:
         if self.rank_ratio is not None:
             return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
         return rounded(rank_for_density(self.density, out, inner), self.round_to)
+
+
+def below_one_rank(density: float, least: float) -> UserError:
+    """Return the line for a ``density`` below the ``least`` one, at which every matrix has one rank, or one step."""
+    return UserError(
+        f"model.density: {density:g} is less than one rank of every matrix; nearest valid value {least + 5e-5:.4f}"
+    )
 
 
 def _even(place: float, out: int, inner: int) -> Tensor:

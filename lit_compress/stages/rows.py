@@ -35,7 +35,7 @@ from torch import Tensor
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.row_sizes import RowSizes
-from lit_compress.models.sites import Model, find_sites, size_at
+from lit_compress.models.sites import Model, find_sites, site_shapes, size_at
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.foreach import joined
@@ -44,6 +44,7 @@ from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.stages.base import Limits
 from lit_compress.stages.micro_batches import MicroBatches
+from lit_compress.stages.rank_rule import below_one_rank
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import Shards, own_rows, whole
@@ -98,6 +99,13 @@ class RowSparsePruning(CubicStage):
         super().__init__(settings, density)
         self.round_to, self.low_rank = round_to, min(low_rank, density)
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
+
+    def check(self, net: Model) -> None:
+        """Refuse a density below one rank of every matrix, if there are factors."""
+        shapes = site_shapes(net).values()
+        least = sum(map(sum, shapes)) / sum(out * inner for out, inner in shapes)
+        if self.low_rank > 0 and self.density < least:
+            raise below_one_rank(self.density, least)
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""

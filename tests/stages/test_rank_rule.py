@@ -13,7 +13,7 @@ from tiny import make_net
 from lit_compress import methods
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import factorize
+from lit_compress.models.surgery import factorize, without_values
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
@@ -70,6 +70,16 @@ def test_the_rest_of_the_density_is_spent_on_the_first_matrices(step, grown, cou
     """Ranks of 8 and 10 are rounded down; the first matrices that can take a step of the rest get it."""
     ranks = [*RankRule(0.5, round_to=step).allocate(make_net()).values()]
     assert ranks.count(grown) == count and set(ranks) == {8, grown}
+
+
+@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "FLOP", "LoSparse", "LowRankI", "LowRankII", "SecondOrder"])
+def test_a_density_below_one_rank_of_every_matrix_is_refused(name):
+    """Some kept one rank of each, 0.0547 of a tiny BERT, without a word."""
+    net = without_values(make_net)
+    [last] = getattr(methods, name)(task="sst2", density=0.04).own_stages()[-1:]
+    with pytest.raises(UserError, match=r"model.density: 0.04 is less than one rank of every matrix; nearest valid va"):
+        last.check(net)
+        last.outline(net)
 
 
 def test_a_whole_ratio_keeps_all():
