@@ -31,7 +31,6 @@ from lit_compress.run.folder import Run, begin_work, end_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
-from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
@@ -64,7 +63,7 @@ def factorize(
         refine: train every compressed block for so many steps to give the dense block's outputs, without labels, on the
             calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
         distil: train the whole compressed model for so many steps to give the dense model's logits, e.g. 100; if it
-            does not write text, or loses blocks, also its hidden states. No labels are read. The best of its epochs and
+            does not write text, also its hidden states. No labels are read. The best of its epochs and
             of the model before it is kept. With --dtype int4 the weights are rounded to 4 bits in every step.
             Options of the Trainer, of the distillation, and optimizer and lr_scheduler of the method's stage are as of
             fit. The same command continues after a kill.
@@ -129,15 +128,13 @@ def with_usual_losses(cli: CommandLine, job: Job) -> Job:
     """Return the job with the usual losses of ``--distil``; values in a config or an option stay.
 
     Hidden states with other axes are left out. A language model learns the outputs alone, at a temperature of 1: at 2,
-    and with hidden states, it ended worse (benchmarks/decoder); models of fewer blocks also learn these unless their
-    weights are rounded. Its kind may be known only by the model's head.
+    and with hidden states, it ended worse (benchmarks/decoder). Its kind may be known only by the model's head.
     """
     losses, kind = cli.config.model.init_args.distillation, type(job.method)
     given = {*((merged_configs(cli.line)["model"].get("init_args") or {}).get("distillation") or ())}
     given |= {name.rpartition(".")[2] for name in cli.line.names if name.startswith("model.distillation.")}
     writes = job.data.record.kind == "language_modelling" and not ("alpha" in given and losses.alpha == 0)
-    shorter = isinstance(getattr(job.method.stages()[-1], "compression", None), BlockRemoval)
-    states = not writes or (shorter and cli.config.export.dtype != "int4") or {"mask_padding", "relative"} & given
+    states = not writes or {"mask_padding", "relative"} & given
     if "alpha_layers" in given:
         states = losses.alpha_layers > 0
     usual = LOSSES

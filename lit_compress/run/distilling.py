@@ -5,9 +5,9 @@ have no weight in the loss, and the settings of :class:`Distillation` are
 
     L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
 
-with the same ratio of both terms as the stages of SecondOrder. Hidden states that have other axes are left out, and
-those of language models, unless these lose blocks. Nothing is dropped out. For a program of 4 bits the weights are
-rounded to these while they learn (stages/rounded.py). The rest is the same as in any stage of ``fit``.
+with the same ratio of both terms as the stages of SecondOrder. Hidden states of language models are left out, and those
+that have other axes. Nothing is dropped out. For a program of 4 bits the weights are rounded to these while they learn
+(stages/rounded.py). The rest is the same as in any stage of ``fit``.
 """
 
 from __future__ import annotations
