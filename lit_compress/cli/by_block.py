@@ -62,7 +62,6 @@ def factorize_by_block(
     """
     return_freed_memory()
     method, data, choices = job.method, job.data, job.choices
-    _check_choices(choices, recovery)
     dense, compression = _read_shapes(method), stage.compression
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
@@ -101,7 +100,7 @@ def factorize_by_block(
         return report
 
 
-def _check_choices(choices: Choices, recovery: Recovery) -> None:
+def check_choices(choices: Choices, recovery: Recovery) -> None:
     """Refuse what needs the whole model."""
     for name in ("format", "vocabulary", "embeddings"):
         if (value := getattr(choices, name)) != getattr(Choices(), name):

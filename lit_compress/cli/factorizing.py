@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_compress.calibration.walk import calibration_parts
-from lit_compress.cli.by_block import factorize_by_block
+from lit_compress.cli.by_block import check_choices, factorize_by_block
 from lit_compress.cli.fitting import print_report, settle_budget, settled
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import merged_configs
@@ -100,6 +100,7 @@ def run_factorize(
     if known and len({Path(name.partition("@")[0]).expanduser().resolve() for name in (known, backbone)}) > 1:
         raise UserError(f"out: '{place}' holds an export of '{known}'; give another folder, or remove it")
     if by_block:
+        check_choices(job.choices, recovery)
         if (budget := job.method.budget) is not None and budget.kind == "speedup":
             raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
         job = settle_budget(cli)

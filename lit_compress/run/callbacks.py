@@ -67,14 +67,15 @@ class Checkpoints(_Kept):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let the last step end with a validation."""
-        trainer.should_stop |= trainer.global_step == pl_module.stage.total_steps  # type: ignore[union-attr]
         loop = trainer.fit_loop
-        validates = trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore
+        validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+        if trainer.global_step == pl_module.stage.total_steps and not validates:  # type: ignore[union-attr]
+            trainer.should_stop = validates = True
         # if any rank was told to end, all do after this batch, and not in the middle of one
         told = trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
         trainer._signal_connector.received_sigterm = told
         due = told or trainer.global_step - self.saved >= self.every
-        if due and trainer.global_step > self.saved and not (validates or pl_module.skips):
+        if due and trainer.global_step > self.saved and not (trainer.is_last_batch or validates or pl_module.skips):
             self.saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 

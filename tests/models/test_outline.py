@@ -91,7 +91,7 @@ def test_one_component_of_each_is_the_least():
     net = make_net("bert")
     rule = RankRule(0.02, allocation="global")
     least = sum(map(sum, site_shapes(net).values())) / dense_site_params(net)
-    with pytest.raises(UserError, match=rf"model\.density: 0\.02 of the sites .* makes {least + 5e-4:.3f}"):
+    with pytest.raises(UserError, match=f"0.02 is less than one rank of .* nearest valid value {least + 5e-5:.4f}"):
         rule.allocate(net)
     RankRule(least + 1e-3, allocation="global").allocate(net)
 
