@@ -55,8 +55,8 @@ PAIRS = {"dense/dense": "both dense", "dense/small": "dense queries", "small/den
 
 RERANKED = """## A reranker after `--distil 300`
 
-all-MiniLM-L6-v2 as a cross-encoder, fine-tuned for an epoch on the sentences of 4,000 paragraphs of SQuAD: the one with the answer is
-relevant. Then 300 steps on 9,600 other pairs without labels. 1,000 dev questions, {rows} sentences. *Whole blocks*: Layers, by measured loss.
+all-MiniLM-L6-v2 as a cross-encoder, fine-tuned for an epoch on 4,000 questions of SQuAD, each with the sentences of its paragraph: the one with the answer is
+relevant. Then 300 steps on 9,600 other pairs without labels. 1,000 dev questions, {rows} sentences.
 """
 
 

@@ -101,7 +101,7 @@ def factorize_by_block(
 
 
 def check_choices(choices: Choices, recovery: Recovery) -> None:
-    """Refuse what needs the whole model."""
+    """Refuse options that need the whole model."""
     for name in ("format", "vocabulary", "embeddings"):
         if (value := getattr(choices, name)) != getattr(Choices(), name):
             hint = "leave it out, or pass it to 'export' where the model fits"
