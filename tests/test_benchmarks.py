@@ -13,10 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import common, tables
 from benchmarks.decoder.search import best_sizes
+from benchmarks.embedding import rerank
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
@@ -178,3 +181,13 @@ def test_the_search_has_the_least_losses_of_all_that_fit() -> None:
         else:
             with pytest.raises(ValueError, match="nothing costs 9 or less"):
                 best_sizes(losses, prices, 9)
+
+
+def test_the_sentence_with_the_answer_is_relevant(tmp_path):
+    text = "It rained. The match was moved. Nobody came."
+    answers = [{"answer_start": [text.index(word)], "text": [word]} for word in ("moved", "The", "It")]
+    table = pa.table({"context": [text] * 3 + ["One."], "question": list("abcd"), "answers": [*answers, answers[2]]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    made = list(rerank.rows(tmp_path / "train.parquet", 9))
+    assert [[row["label"] for row in rows] for rows in made] == [[0, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert [row["sentence"] for row in made[0]] == ["It rained.", "The match was moved.", "Nobody came."]
