@@ -203,8 +203,14 @@ def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
     what = " of the FLOPs" if kind == "flops" else ""
     near = {"flops": f"{1.005 * least:.3g}", "params": f"{1.005 * least:.0f}", "size": f"{1.005 * least / 1e6:.4g}MB"}
-    advice = "; --export.embeddings int8, --export.vocabulary data and 16 bits a value need less"
+    size, choices = kind == "size", job.choices
+    less = {
+        "--export.vocabulary data": kind != "flops" and choices.vocabulary == "all",
+        "--export.embeddings int8": size and not choices.embeddings and not choices.integers,
+        "--export.dtype bfloat16": size and choices.format == "hf" and not choices.half,
+    }
+    advice = " or ".join(option for option, helps in less.items() if helps)
     return UserError(
         f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}{what}; "
-        f"nearest: {kind}={near[kind]}{'' if what else advice}"
+        f"nearest: {kind}={near[kind]}{advice and f'; less with {advice}'}"
     )
