@@ -22,8 +22,14 @@ from benchmarks import common
 from benchmarks.decoder import run
 
 SCRIPT = "decoder/serve"
-MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6")
-FORMS = {"pytorch": ("float32",), "openvino": ("fp32", "int8"), "llama.cpp": ("f16", "q8_0")}
+MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6", "layers-0.8")
+FORMS = {"pytorch": ("float32",), "openvino": ("fp32", "int8"), "llama.cpp": ("f16", "q8_0", "q4_k_m")}
+QUANTIZE = """
+import sys, llama_cpp
+options = llama_cpp.llama_model_quantize_default_params()
+options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+sys.exit(llama_cpp.llama_model_quantize(*(path.encode() for path in sys.argv[1:]), options))
+"""
 PROMPT, NEW, ROUNDS = 256, 64, 5
 
 
@@ -46,9 +52,11 @@ def write_folder(options: Any, name: str) -> Path:
 
 
 def write_gguf(options: Any, folder: Path, form: str) -> Path:
-    """Convert a folder by llama.cpp's converter; return the file."""
+    """Convert a folder by llama.cpp's converter, and quantize to fewer than 8 bits by llama.cpp; return the file."""
     path = folder.parent / f"{folder.name}-{form}.gguf"
-    if not path.exists():
+    if form == "q4_k_m" and not path.exists():
+        subprocess.run([options.llama_cpp, "-c", QUANTIZE, write_gguf(options, folder, "f16"), path], check=True)
+    elif not path.exists():
         line = [sys.executable, options.converter, folder, "--outfile", path, "--outtype", form]
         found = os.environ | {"PYTHONPATH": str(options.converter.parent / "gguf-py")}
         subprocess.run([*map(str, line)], check=True, env=found)
