@@ -129,7 +129,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
         where = f"{source.where} row {number}"
         found = _row(task, where, row, has_labels, labelled)
         if has_ids:
-            name = found["id"] = _text(where, "id", row.get("id"))
+            given = row.get("id")
+            name = found["id"] = _text(where, "id", str(given) if isinstance(given, int) else given)
             if (other := ids.setdefault(name, number)) != number:
                 raise UserError(f"{where}: row {other} has the id '{name:.60}' already; give every row its own")
         found |= {KIND: row[KIND]} if has_kind else {}

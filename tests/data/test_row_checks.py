@@ -53,6 +53,7 @@ REFUSED = {
     "question without answer": ("squad", "train.jsonl", qa("", 0, answers={"text": [], "answer_start": []}), ["row 2", "no answer", "squad_v2"]),
     "more offsets than answers": ("squad_v2", "train.jsonl", qa("", 0, answers={"text": ["film"], "answer_start": [5, 5]}), ["row 2", "of one length"]),
     "ids twice": ("squad", "train.jsonl", qa("film", 5, id="1"), ["row 2", "id '1'", "row 1"]),
+    "a number as id twice": ("squad", "train.jsonl", qa("film", 5, id=1), ["row 2", "id '1'", "row 1"]),
     # the user's own task
     "fractions for classes": ("classification", "train.csv", b"text,label\ngood,1\nbad,2.5\n", ["row 2", "fraction", "kind regression", "data.custom.labels"]),
     "labels of several types": ("classification", "train.jsonl", own("a", "b", 1), ["row 3", "int", "str"]),
