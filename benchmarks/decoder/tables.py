@@ -37,7 +37,7 @@ TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 DISTILLED = 300  # steps of rows without another number
 # points on each side of a mean in the picture, of every tenth step; points of distillations that are not in it
 SMOOTHED, FEW = 5, 40
-COLORS = ("#1f6fb4", "#c44e52")
+COLORS = ("#1f6fb4", "#c44e52", "#4a9b5b")
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
 HEAD = """## Perplexity right after `factorize`
@@ -103,7 +103,8 @@ llama.cpp what its converter `convert_hf_to_gguf.py` makes of it.
 
 - A prompt of {prompt} tokens of WikiText-2, then {new} tokens, greedily, one text at a time. Tokens per second of one thread's processor time,
   median of {rounds} rounds in which all models of a runtime take turns. *times*: of the dense model in the same form and round, with the range.
-- *same tokens*: how many of the first {new} tokens the same model also gives in PyTorch, before the first other one.
+- *same tokens*: how many of the first {new} tokens the same model also gives in PyTorch, before the first other one. A dash: that model was
+  made again since.
 - *MB*: the file of weights.
 """
 
@@ -172,9 +173,10 @@ def figures() -> Iterator[tuple[str, Any]]:
         curve, batch = told["curve"], told["batch"]
         near = [[value for _, value in curve[max(0, i - SMOOTHED) : i + SMOOTHED + 1]] for i in range(len(curve))]
         tokens = [step * batch * made["tokens"] / 1000 for step, _ in curve]
-        label = "more texts, each read once" if told["file"] is None else "500 texts, read twice"
+        texts = "more texts, each read once" if told["file"] is None else "500 texts, read twice"
+        what = {"free": "heads and neurons", "layers": "whole blocks"}[made["method"]]
         axes.plot(tokens, [value for _, value in curve], color=color, alpha=0.2)
-        axes.plot(tokens, [mean(values) for values in near], color=color, linewidth=2, label=label)
+        axes.plot(tokens, [mean(values) for values in near], color=color, linewidth=2, label=f"{what}, {texts}")
     axes.set(xlabel="thousand tokens read", ylabel="divergence from dense, nats a token", title="SmolLM2-135M at 0.8")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -199,10 +201,16 @@ def llama_cpp() -> str:
     """Return the tokens a second in llama.cpp, for docs/how_to/ordinary_models.md."""
     served = sorted(load(SERVED), key=lambda result: RUNTIMES.index(result["name"]))
     rows = [
-        [form, model.removeprefix(f"{NAMES['even']}, "), size, speed, gain]
+        [
+            form,
+            model.replace(NAMES["even"], "heads and neurons").replace(NAMES["layers"], "whole blocks"),
+            size,
+            speed,
+            gain,
+        ]
         for _, form, model, size, _, _, speed, gain, _ in _speeds(served[-1], served)
     ]
-    return table(["form", "density", "MB", "tokens a second", "times"], rows)
+    return table(["form", "model, density", "MB", "tokens a second", "times"], rows)
 
 
 def spent(result: dict[str, Any]) -> float:
@@ -255,7 +263,9 @@ def _speeds(result: dict[str, Any], served: Sequence[dict[str, Any]]) -> Iterato
             cells += [f"{tokens / median(made[part]):.1f}", spread(ratio)]
         kind, _, density = name.partition("-")
         label = f"{NAMES[kind]}, {density}" if density else "dense"
-        same = str(first_equal(made["tokens"][: result["new"]], expected[name][: result["new"]]))
+        same = "-"
+        if result["commit"] == served[0]["commit"]:  # the models are made anew for a later one
+            same = str(first_equal(made["tokens"][: result["new"]], expected[name][: result["new"]]))
         yield [result["name"], form, label, f"{made['bytes'] / 1e6:.0f}", *cells, same]
 
 

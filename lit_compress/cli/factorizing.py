@@ -61,7 +61,7 @@ def factorize(
         by_block: for a model larger than memory: one block at a time is in memory, states between blocks are on disk in
             float32 (in OUT.by_block); the same command continues after a kill.
         refine: train every compressed block for so many steps to give the dense block's outputs, without labels, on the
-            calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
+            calibration texts, e.g. 100. If the dev metric gets worse, the model before it is kept.
         distil: train the whole compressed model for so many steps to give the dense model's logits, e.g. 100; if it
             does not write text, also its hidden states. No labels are read. The best of its epochs and
             of the model before it is kept. With --dtype int4 the weights are rounded to 4 bits in every step.
@@ -243,7 +243,7 @@ def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Mod
         after = evaluate(net, chooses)[f"val/{name}"]
         worse = after < before if higher_is_better(data.record) else after > before
         if worse:
-            fell = f"dev {name} fell from {before:.4f} to {after:.4f}"
-            note(f"--refine: {fell}: the model before it is kept; try --distil")
+            moved = f"dev {name} went from {before:.4f} to {after:.4f}"
+            note(f"--refine: {moved}: the model before it is kept; try --distil")
             net = load_net(kept)
     return net, facts | {"refined": told | {"metric": [before, after], "kept": not worse}}

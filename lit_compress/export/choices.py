@@ -100,7 +100,7 @@ class Choices:
         lost = 100 * (before - after) if metric["mode"] == "max" else after - before
         if not lost <= self.max_drop:
             raise UserError(
-                f"export: dev {metric['name']} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than "
+                f"export: dev {metric['name']} goes from {before:.4f} to {after:.4f}, {lost:.2f} points, more than "
                 f"--max_drop {self.max_drop:g}; nothing was exported"
             )
 

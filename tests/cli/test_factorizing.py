@@ -116,7 +116,7 @@ def test_the_model_before_is_kept_if_it_is_better(recovery, rounds, made, monkey
     said, (before, after) = capsys.readouterr().err, (kept.more["refined"] or kept.more["distilled"])["metric"]
     if recovery.refine:
         assert before > after and not kept.more["refined"]["kept"]
-        assert f"--refine: dev accuracy fell from {before:.4f} to {after:.4f}: the model before it is kept" in said
+        assert f"--refine: dev accuracy went from {before:.4f} to {after:.4f}: the model before it is kept" in said
     else:
         assert after == (evaluate(kept.net, kept.data) if rounds else before)
         assert kept.more["distilled"]["best_step"] == 0
