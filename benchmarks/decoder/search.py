@@ -63,7 +63,7 @@ def best_sizes(losses: Sequence[Sequence[float]], prices: Sequence[Sequence[int]
     Raises:
         ValueError: the cheapest options cost more.
 
-    >>> best_sizes([[0, 1, 5], [0, 2, 4]], [[4, 2, 0], [4, 2, 0]], 4)
+    >>> best_sizes([[0, 1, 5], [0, 2, 4]], [[9, 2, 0], [4, 2, 0]], 4)
     [1, 1]
     """
     least = torch.zeros(limit + 1, dtype=torch.float64)  # of the groups so far, by what they may cost together
@@ -71,7 +71,8 @@ def best_sizes(losses: Sequence[Sequence[float]], prices: Sequence[Sequence[int]
     for loss, price in zip(losses, prices, strict=True):
         options = torch.full((len(loss), limit + 1), math.inf, dtype=torch.float64)
         for option, (own, cost) in enumerate(zip(loss, price, strict=True)):
-            options[option, cost:] = least[: limit + 1 - cost] + own
+            if cost <= limit:
+                options[option, cost:] = least[: limit + 1 - cost] + own
         least, choice = options.min(0)
         choices.append(choice)
     if least[limit] == math.inf:
