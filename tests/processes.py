@@ -258,15 +258,14 @@ class KeepBest(Callback):
 
 
 class KeepSteps(Callback):
-    """Note every step's loss over all ranks, and the gates after it, ``steps<n>.pt`` in the stage's folder."""
+    """Note every step's loss as it is logged, and the gates after it, ``steps<n>.pt`` in the stage's folder."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.seen: list[tuple[float, dict[str, torch.Tensor]]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, *_) -> None:
-        loss = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
         gates = getattr(pl_module.stage, "log_alphas", {})
-        self.seen.append((float(loss), {name: value.detach().clone() for name, value in gates.items()}))
+        self.seen.append((float(trainer.callback_metrics["train/loss"]), {name: value.detach().clone() for name, value in gates.items()}))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch.save(self.seen, Path(trainer.default_root_dir) / f"steps{trainer.global_rank}.pt")

@@ -109,7 +109,7 @@ class MicroBatches(pl.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Return the loss of the last micro-batch; the gradients of the others are in the parameters then.
 
-        Logs the sum of the stage's loss terms and each term, of all micro-batches.
+        Logs the sum of the stage's loss terms and each term, of the rows of the whole step.
         """
         columns = {name: column for name, column in batch.items() if name not in ("parts", "total")}
         number, total = batch.get("parts", 1), batch.get("total")
@@ -136,8 +136,9 @@ class MicroBatches(pl.LightningModule):
             values = {"loss": loss, **terms}
             seen = {name: value.detach() + seen[name] if i else value.detach() for name, value in values.items()}
         self._weights = self._variances = self._taught = None
-        self.log("train/loss", seen.pop("loss"))  # not for the bar, for which Lightning waits in every step
-        self.log_dict({f"train/{name}": value for name, value in seen.items()})
+        sum_over_ranks(means := torch.stack([*seen.values()]) / self.trainer.world_size)
+        # not for the bar, for which Lightning waits in every step
+        self.log_dict({f"train/{name}": value for name, value in zip(seen, means, strict=True)})
         return loss
 
     def _terms(self, batch: Batch, part: int, sums: StepSums | None) -> dict[str, Tensor]:
