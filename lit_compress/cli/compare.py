@@ -109,7 +109,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
         epochs, length = divide(made.updates, trained, parts.data.steps_per_epoch())
     only = frozenset(map(str, own.get("methods", made.methods)))
     jobs = jobs_of(made, entries, place, epochs, length)
-    return Plan(made, place, jobs, task.name, only, parts.data.contents)
+    return Plan(made, place, jobs, task.name, only, parts.data.contents, parts.data.global_batch)
 
 
 def _resolve(entry: Entry) -> Entry:

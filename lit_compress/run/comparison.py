@@ -259,7 +259,7 @@ class Plan:
     """A comparison that was checked, and all runs in its folder, the teachers' first.
 
     ``only`` are the labels of the methods whose runs are made; results are gathered for all. ``data`` has hashes of the
-    splits' rows.
+    splits' rows, ``batch`` is the number of rows of a training step.
     """
 
     comparison: Comparison
@@ -268,6 +268,7 @@ class Plan:
     task: str = ""
     only: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
+    batch: int = 0
 
     @property
     def teachers(self) -> list[Fit]:
@@ -282,9 +283,14 @@ class Plan:
     def check(self) -> None:
         """Refuse a folder that cannot be written, or that holds runs of other settings or data."""
         check_folder("out", self.out)
-        known, any_done = (read_record(self.out / COMPARISON) or {}).get("data"), any(job.done for job in self.jobs)
-        for split in [name for name, key in (known or {}).items() if any_done and self.data.get(name, key) != key]:
+        known = (read_record(self.out / COMPARISON) or {}) if any(job.done for job in self.jobs) else {}
+        for split in [name for name, key in (known.get("data") or {}).items() if self.data.get(name, key) != key]:
             raise UserError(f"out: '{self.out}' has runs with other {split} rows; give the same rows, or another --out")
+        if (batch := known.get("batch", self.batch)) != self.batch:
+            raise UserError(
+                f"out: '{self.out}' has runs of a global batch of {batch}, now {self.batch} (batch_size, "
+                "accumulate_grad_batches, devices); give the same, or another --out"
+            )
         for job in self.jobs:
             job.check_same()
 
@@ -304,7 +310,7 @@ class Plan:
         metric = (read_report(done.folder) or {})["metric"] if done else None
         gathered = {
             "config": asdict(self.comparison), "task": self.task, "metric": metric,
-            "fairness": self.fairness(), "data": dict(self.data),
+            "fairness": self.fairness(), "data": dict(self.data), "batch": self.batch,
             "cells": [_cell(name, [*jobs], metric) for name, jobs in groupby(runs, lambda job: job.cell)],
         }  # fmt: skip
         write_json(self.out / COMPARISON, gathered)

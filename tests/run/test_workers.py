@@ -170,10 +170,12 @@ def test_a_run_of_other_options_is_refused(place):
     assert corrected.done
     with pytest.raises(UserError, match=r"has 'a' with other options: 0.5, now 0.6; give another --out"):
         job(place, "a", held_out=0.6).check_same()
-    plan = Plan(Comparison({}, [], updates=4, hold_out=2), place, [job(place, "a")], data={"train": "key"})
+    plan = Plan(Comparison({}, [], updates=4, hold_out=2), place, [job(place, "a")], data={"train": "key"}, batch=8)
     assert plan.gather() and plan.check() is None
     with pytest.raises(UserError, match=r"has runs with other train rows; give the same rows, or another --out"):
         replace(plan, data={"train": "other"}).check()
+    with pytest.raises(UserError, match=r"has runs of a global batch of 8, now 16 \(batch_size, accumulate.*, devices\)"):
+        replace(plan, batch=16).check()
 
 
 def test_why_a_run_failed_is_one_line(tmp_path):
