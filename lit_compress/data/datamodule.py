@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Self
@@ -276,9 +277,13 @@ class DataModule(DataSettings):
         splits = [self._splits[name, True] for name in ((HELD_OUT,) if chooses else self.record.validation)]
         return [split for split in splits if split is not None]
 
-    def fingerprint(self) -> str:
-        """Return a hash of the data of fit and of all settings that determine the training batches."""
-        return short_hash(self.record, [split.key for split in self._of_fit().values()], self.global_batch, self.seed)
+    def fingerprint(self, split: Sequence[int] | None = None) -> str:
+        """Return a hash of the data of fit and of all settings that determine the training batches.
+
+        ``split`` divides a step as :attr:`split`, which it is if nothing is given.
+        """
+        keys = [each.key for each in self._of_fit().values()]
+        return short_hash(self.record, keys, prod(split or self.split), self.seed)
 
 
 def _kinds_in(rows: Dataset) -> list[int] | None:

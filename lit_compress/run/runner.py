@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -60,6 +61,7 @@ def run_stages(job: Job, run: Run) -> None:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
     job.data.devices = processes(job.trainer)
+    _check_rows(run, job.data, [*run.finished().values()][-1:])  # also of a finished run
     names = [stage.name for stage in job.method.stages()]
     if job.method.teacher:
         names.insert(0, "dense")
@@ -150,8 +152,13 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
                 f"data.batch_size: the global batch of '{run.folder}' was {prod(was)}, now {prod(data.split)} "
                 "(batch_size, accumulate_grad_batches, devices); give the same product"
             )
+    _check_rows(run, data, records)
+
+
+def _check_rows(run: Run, data: DataModule, records: Iterable[dict[str, Any]]) -> None:
+    """Refuse other rows than in finished stages or checkpoints, of which these are the ``records``."""
     for record in records:
-        if record.get("data", now := data.fingerprint()) != now:
+        if record.get("data", now := data.fingerprint(record.get("split"))) != now:
             stage = record.get("name") or record["stage"]
             raise UserError(f"data.path: stage {stage} of '{run.folder}' had other data; give the same")
 

@@ -27,6 +27,17 @@ def test_a_finished_run_shows_its_table_again(run, tmp_path, capsys, short_run):
     assert (folder / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_finished_run_is_of_its_rows(run, tmp_path, capsys, short_run, tiny_data):
+    """Its table is no answer for others."""
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    rows = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join(rows[1:]) + "\n")
+    folder = shutil.copytree(run, tmp_path / "run")
+    args = fit(short_run, folder, "--ckpt_path", "last", "--data.batch_size", "5")
+    assert OTHER in fails(capsys, *args, "--data.path", str(data))
+    main(args)  # another number of devices, and so of rows in a step, is no matter
+
+
 def test_a_teacher_that_knows_nothing_is_named_under_the_table(run, tmp_path, capsys, short_run):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)

@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def data(name, split=(8, 1, 1), task="sst2"):
-    return SimpleNamespace(fingerprint=lambda: name, split=list(split), record=get_task(task))
+    return SimpleNamespace(fingerprint=lambda split: name, split=list(split), record=get_task(task))
 
 
 @pytest.mark.parametrize("mark", [{}, {"data": "old", "version": __version__}])
