@@ -264,8 +264,8 @@ class KeepSteps(Callback):
         self.seen: list[tuple[float, dict[str, torch.Tensor]]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, *_) -> None:
-        gates = getattr(pl_module.stage, "log_alphas", {})
-        self.seen.append((float(trainer.callback_metrics["train/loss"]), {name: value.detach().clone() for name, value in gates.items()}))
+        loss, gates = float(trainer.callback_metrics["train/loss"]), getattr(pl_module.stage, "log_alphas", {})
+        self.seen.append((loss, {name: value.detach().clone() for name, value in gates.items()}))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch.save(self.seen, Path(trainer.default_root_dir) / f"steps{trainer.global_rank}.pt")

@@ -193,8 +193,14 @@ def evaluate(
 
 def _line(command: str, given: dict[str, Any]) -> Line:
     """Return the options of a command, checked; those that are None are left out."""
-    device = given.get("device")
+    device, devices = given.get("device"), given.get("trainer.devices") or 1
     given = given | {"device": device and str(device)}
+    if command == "fit" or given.get("distil"):  # for several devices Lightning starts the user's program again
+        if devices not in (1, "1"):
+            raise UserError(
+                f"trainer.devices: {devices}: a function works on one device, the command {command} on several"
+            )
+        given["trainer.devices"] = 1
     return checked(from_python(command, {name: value for name, value in given.items() if value is not None}))
 
 

@@ -157,6 +157,7 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
     options = found[0]
     assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
     assert options["data.custom.label"] == "label" and options["model.retrain.epochs"] == 1
+    assert options["trainer.devices"] == 1  # also on a machine with several, which would start this program again
     assert found[3]["model.backbone"] != options["model.backbone"] and found[3]["data.path"] == options["data.path"]
     assert "model.teacher" not in found[3]
 
@@ -206,6 +207,10 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
         (lambda net, tok, data: lc.factorize(net, tok, data, densty=0.5), "unknown option 'densty'; did you mean"),
         (lambda net, tok, data: lc.factorize(net, tok), "data: it is missing; give a Dataset"),
         (lambda net, tok, data: untyped.compress(net, tok, data, method=3), "method: int is no method"),
+        (
+            lambda net, tok, data: lc.compress(net, tok, data, **{"trainer.devices": 2}),
+            "trainer.devices: 2: a function",
+        ),
         (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
         (
             lambda net, tok, data: lc.load("nowhere"),

@@ -174,7 +174,7 @@ def test_a_run_of_other_options_is_refused(place):
     assert plan.gather() and plan.check() is None
     with pytest.raises(UserError, match=r"has runs with other train rows; give the same rows, or another --out"):
         replace(plan, data={"train": "other"}).check()
-    with pytest.raises(UserError, match=r"has runs of a global batch of 8, now 16 \(batch_size, accumulate.*, devices\)"):
+    with pytest.raises(UserError, match=r"has runs of a global batch of 8, now 16 \(batch_size, .*, devices\)"):
         replace(plan, batch=16).check()
 
 
