@@ -25,7 +25,7 @@ from lit_compress.numerics.losses import logits_losses, state_moments
 from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
-from lit_compress.utils.sharding import sum_over_ranks
+from lit_compress.utils.sharding import several, sum_over_ranks
 
 Batch = dict[str, Tensor]
 _MEANS = ("task", "distillation", "layers", "consistency")  # terms of Method.objective; others are of the model alone
@@ -136,9 +136,11 @@ class MicroBatches(pl.LightningModule):
             values = {"loss": loss, **terms}
             seen = {name: value.detach() + seen[name] if i else value.detach() for name, value in values.items()}
         self._weights = self._variances = self._taught = None
-        sum_over_ranks(means := torch.stack([*seen.values()]) / self.trainer.world_size)
-        # not for the bar, for which Lightning waits in every step
-        self.log_dict({f"train/{name}": value for name, value in zip(seen, means, strict=True)})
+        if several():
+            sum_over_ranks(means := torch.stack([*seen.values()]) / self.trainer.world_size)
+            seen = dict(zip(seen, means, strict=True))
+        self.log("train/loss", seen.pop("loss"))  # not for the bar, for which Lightning waits in every step
+        self.log_dict({f"train/{name}": value for name, value in seen.items()})
         return loss
 
     def _terms(self, batch: Batch, part: int, sums: StepSums | None) -> dict[str, Tensor]:
