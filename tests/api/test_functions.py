@@ -208,7 +208,7 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
         (lambda net, tok, data: lc.factorize(net, tok), "data: it is missing; give a Dataset"),
         (lambda net, tok, data: untyped.compress(net, tok, data, method=3), "method: int is no method"),
         (
-            lambda net, tok, data: lc.compress(net, tok, data, **{"trainer.devices": 2}),
+            lambda net, tok, data: untyped.compress(net, tok, data, **{"trainer.devices": 2}),
             "trainer.devices: 2: a function",
         ),
         (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
