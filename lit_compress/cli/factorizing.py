@@ -55,7 +55,8 @@ def factorize(
     Args:
         model: folder or hub name of a model fine-tuned on the task.
         out: folder to write, a full export.
-        method: another method that compresses in one shot: LLMPruner (heads and neurons are removed by first-order
+        method: SecondOrder without it, or FWSVD, with a rank_ratio of 0.33 and uniform ranks, if the weighting is not
+            kfac. Another one that compresses in one shot: LLMPruner (heads and neurons are removed by first-order
             scores, --model.prune.examples 10), SliceGPT (hidden states keep their first principal directions), SVD, or
             one of your own, mypackage.Mine.
         by_block: for a model larger than memory: one block at a time is in memory, states between blocks are on disk in

@@ -57,7 +57,8 @@ class Method(MicroBatches, Fields):
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x (or
             speedup=3x@openvino-int8,32x128: in this runtime, for 32 texts of 128 tokens) or density=0.25.
-        round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
+        round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density; a rank
+            below it stays.
         shape: ``uniform``: every layer keeps as many heads and as many neurons, so that the export is an ordinary model
             of its family; ``free``: as the method chooses.
         teacher: folder or hub name of a model fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of

@@ -51,14 +51,15 @@ from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
+from lit_compress.stages.movement import MaskedUnits, MovementStage
+from lit_compress.stages.unstructured import CubicSchedule
 from lit_compress.utils.errors import UserError
 
 _ROUNDS = 5  # of giving the place of useless blocks to others, which may leave some that are useless then
 
 
 @dataclass(frozen=True)
-class BlockMovementSettings(MovementTraining):
+class BlockMovementSettings(CubicSchedule):
     """How blocks and neurons are masked.
 
     Args:
@@ -196,6 +197,7 @@ class Filling(Stage):
     """Cut empty parts, make the heads that stay as far as the density allows dense, and train on."""
 
     density: float
+    repeatable = True
 
     def __init__(self, settings: Training, density: float) -> None:
         super().__init__("retrain", settings)

@@ -36,7 +36,8 @@ from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.base import Stage
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
+from lit_compress.stages.movement import MaskedUnits, MovementStage
+from lit_compress.stages.unstructured import CubicSchedule
 
 
 class MovementPruning(MovementStage):
@@ -80,7 +81,7 @@ class Movement(Untaught):
     """
 
     usual_density = 0.2
-    prune: MovementTraining = MovementTraining()
+    prune: CubicSchedule = CubicSchedule()
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

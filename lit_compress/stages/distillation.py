@@ -21,7 +21,7 @@ class Distillation:
 
     Args:
         alpha: weight of the teacher's logits; the labels have 1 - alpha. 0 turns their distillation off.
-        temperature: temperature of both distributions; the term is scaled by its square.
+        temperature: temperature of both distributions, if the answers are classes; the term is scaled by its square.
         alpha_layers: weight of the hidden states; 0 turns their distillation off.
         mask_padding: compare hidden states of real tokens only; LoSparse's program compares padding too.
         relative: divide the error of every hidden state by the variance of the teacher's, so that one ``alpha_layers``

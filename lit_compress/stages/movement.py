@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,21 +26,10 @@ from lit_compress.layers import BlockMaskedLinear
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Limits
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.sharding import local, whole
 
-
-@dataclass(frozen=True)
-class MovementTraining(CubicSchedule):
-    """How scores are trained and masks are set.
-
-    Args:
-        score_learning_rate: peak learning rate of the scores.
-    """
-
-    score_learning_rate: float = 1e-2
-    limits: ClassVar[Limits] = {"prune.score_learning_rate": {"above": 0, "hint": "usual: 1e-2"}}
+SCORE_RATE = 1e-2  # peak learning rate of the scores; their order, which sets the masks, is the same at any
 
 
 @dataclass(frozen=True)
@@ -67,8 +56,8 @@ class MovementStage(CubicStage):
     A subclass puts masked layers into the model in ``begin`` and names their units in :meth:`find_units`.
     """
 
-    settings: MovementTraining
-    decided_by_data = True
+    settings: CubicSchedule
+    decided_by_data = repeatable = True
 
     def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the units of the masked layers of ``net``."""
@@ -82,9 +71,9 @@ class MovementStage(CubicStage):
         self._total = sum(units.count * units.cost for units in self.units)
 
     def param_groups(self, net: Model) -> list[dict[str, Any]]:
-        """Return the group of the scores, with their learning rate."""
+        """Return the group of the scores, without decay."""
         scores = [layer.score for layer in self._layers]
-        return [{"params": scores, "lr": self.settings.score_learning_rate, "weight_decay": 0.0}]
+        return [{"params": scores, "lr": SCORE_RATE, "weight_decay": 0.0}]
 
     def before_step(self, net: Model) -> None:
         """Sum the gradients of scores that are one."""

@@ -7,7 +7,8 @@ from typing import Any
 from lit_compress.utils.errors import UserError
 
 LINE = "was removed in version 0.3; see 'Removed' in CHANGELOG.md"
-# option, or its last one or two parts -> the value that is always used now, or a tuple of those that changed nothing
+# option, or its last one or two parts -> the value that is always used now, or a tuple of those that changed nothing;
+# ... where no value changed anything
 REMOVED: dict[str, Any] = {
     "centred": True, "gradient_damping": 0.01, "input_damping": 0.001, "estimator": "per_example", "stacked": True,
     "max_skipped": 20, "fidelity": "paper", "prune.norm": "rms", "head_projections": "dense", "skip_sites": 0,
@@ -23,6 +24,7 @@ REMOVED: dict[str, Any] = {
     "private": None, "json": None, "texts": None, "against": None, "model.blocks": None, "model.slicing": None,
     "prune.parts": "blocks", "export.round_to": None, "prune.form": "hard", "prune.threshold": 0.1,
     "prune.penalty": 10.0, "prune.fill": True, "axis": "in", "retrain.calibration_seed": None,
+    "score_learning_rate": ...,
     "prune.gates": (  # of SP3, and of CoFiLoSparse
         ["hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer"],
         ["attention_layer", "ffn_layer", "heads"],
@@ -66,7 +68,7 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
         full = f"{'model' if of_model else group}.{name}"
         if full in REMOVED or name in REMOVED:
             usual = REMOVED[full if full in REMOVED else name]
-            had_effect = value not in (*(usual if isinstance(usual, tuple) else (usual,)), None)
+            had_effect = usual is not ... and value not in (*(usual if isinstance(usual, tuple) else (usual,)), None)
         elif not (had_effect := isinstance(value, str) and value in VALUES.get(name, ())):
             # a class, such as an optimizer, has options of its own, which may have these names
             inside = isinstance(value, dict) and (name == "model" or "class_path" not in value)

@@ -9,12 +9,12 @@ from lit_compress.methods import Movement
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.movement import MovementTraining
+from lit_compress.stages.unstructured import CubicSchedule
 
 
 def movement(density=0.3, **settings):
     ramp = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2, **settings}
-    return Movement(backbone="unused", density=density, prune=MovementTraining(**ramp))
+    return Movement(backbone="unused", density=density, prune=CubicSchedule(**ramp))
 
 
 def layers(method):
@@ -60,5 +60,18 @@ def test_scores_have_their_own_learning_rate(fit, dense):
         assert sorted(every) == sorted(id(p) for p in method.net.parameters())
         rates.append((groups[0]["lr"], groups[1]["lr"], groups[2]["lr"]))
 
-    fit(movement(weight_decay=0.1, score_learning_rate=2e-2), "prune", dense, look)
-    assert all(a == b and c == pytest.approx(20 * a) for a, b, c in rates) and max(c for *_, c in rates) > 0.015
+    fit(movement(weight_decay=0.1), "prune", dense, look)
+    assert all(a == b and c == pytest.approx(10 * a) for a, b, c in rates) and max(c for *_, c in rates) > 0.0075
+
+
+def test_no_rate_of_the_scores_changes_a_mask(fit, dense, monkeypatch):
+    """The masks follow from the order of the scores, which start at 0; so the rate is no option."""
+
+    def trained():
+        return {
+            name: value for name, value in fit(movement(), "prune", dense).net.named_parameters() if "score" not in name
+        }
+
+    usual = trained()
+    monkeypatch.setattr("lit_compress.stages.movement.SCORE_RATE", 0.08)
+    assert all(torch.equal(value, usual[name]) for name, value in trained().items())

@@ -31,6 +31,10 @@ def test_a_stored_value_that_is_always_used_now_is_left_out():
         without_removed({"retrain": {"parameters": "lora"}}, strict=True)
 
 
+def test_an_option_that_changed_nothing_is_left_out_at_any_value():
+    assert without_removed({"prune": {"score_learning_rate": 0.3, "block": 8}}, strict=True) == {"prune": {"block": 8}}
+
+
 def test_a_method_of_the_users_own_may_have_an_option_of_this_name():
     stored = {"model": {"class_path": "mine.Mine", "init_args": {"params": 7, "power": 0.25}}}
     assert without_removed(stored, strict=True) == stored
