@@ -90,7 +90,7 @@ class RowSparsePruning(CubicStage):
     """
 
     settings: RowPruning
-    decided_by_data = True
+    decided_by_data = repeatable = True
     # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
     def __init__(

@@ -7,9 +7,12 @@ import torch
 from tiny import make_net
 
 from lit_compress.__main__ import main
+from lit_compress.methods import ITP, BlockMovement, CoFi, Movement
 from lit_compress.models.accounting import forward_bytes
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.recompute import activations, recompute, recomputes
+from lit_compress.stages.rows import RowPruning
+from lit_compress.stages.unstructured import CubicSchedule
 
 
 @pytest.mark.slow
@@ -47,3 +50,24 @@ def test_the_gradient_is_that_of_kept_activations(family, task):
 
     kept, made = gradients(False), gradients(True)
     assert all(torch.equal(value, made[name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "stage", "settings"),
+    [
+        (ITP, "prune", {"prune": RowPruning(epochs=1, init="finetuned")}),
+        (Movement, "prune", {"prune": CubicSchedule(epochs=1)}),
+        (BlockMovement, "retrain", {"retrain": Training(epochs=1)}),
+        (CoFi, "retrain", {"retrain": Training(epochs=1)}),
+    ],
+)
+def test_stages_that_draw_nothing_recompute(method, stage, settings, fit, dense, monkeypatch):
+    asked = []
+
+    def trained(again):
+        made = method(backbone="unused", recompute=again, **settings)
+        return fit(made, stage, dense, teacher=dense).net.state_dict()
+
+    monkeypatch.setattr("lit_compress.methods.base.recompute", lambda net: asked.append(recompute(net)))
+    kept, made = trained(False), trained(True)
+    assert len(asked) == 1 and all(torch.equal(value, made[name]) for name, value in kept.items())

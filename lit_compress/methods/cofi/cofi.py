@@ -176,7 +176,7 @@ class MatchedStage(Stage):
     """
 
     matching: MatchedLayers | None
-    matches = True
+    matches = repeatable = True
 
     def __init__(self, name: str, settings: Training, distillation: CoFiDistillation) -> None:
         super().__init__(name, settings)
@@ -227,6 +227,7 @@ class GatedPruning(MatchedStage, GatedStage):
     """The stage ``prune``: train weights and gates together, then remove the closed parts."""
 
     settings: CoFiPruning
+    repeatable = False  # gates are drawn
     clamp = _CLAMP
     finest = "neurons"
 
