@@ -29,6 +29,7 @@ from lit_compress.models.backbones import resolve
 from lit_compress.models.checks import trained_head
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
+from lit_compress.stages.base import Training
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
@@ -186,6 +187,14 @@ class CommandLine:
                 "size; set the others to null"
             )
 
+    def _check_stages(self, method: Method) -> None:
+        """Refuse typed options of a stage that the run has not; a config may serve several runs."""
+        names = ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")]
+        for option in self.line.names:
+            stage = option.removeprefix("model.").partition(".")[0]
+            if stage not in names and isinstance(method.given.get(stage), Training):
+                raise UserError(f"{option}: the run has no stage {stage}, only {', '.join(names)}; leave it out")
+
     def build(self) -> Job:
         """Return method, data and the Trainer's arguments; they are built again only after the config has changed."""
         config = self.config.clone()
@@ -242,7 +251,9 @@ class CommandLine:
             trained = "backbone" if own == "model" else "teacher"
             folder = model_snapshot(option[trained], init[trained]).folder if trained in named else init[trained]
             self.follow_head(Path(folder).expanduser())
-        self.build()  # are all values valid?
+        method = self.build().method  # are all values valid?
+        if recorded is None:
+            self._check_stages(method)
         if "backbone" not in named:
             resolve(init.backbone, option["backbone"])  # is it a model, before data is asked for?
         for name in named:

@@ -34,7 +34,7 @@ from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stac
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import Limits, Stage, Training
+from lit_compress.stages.base import Limits, Stage, Training, require_steps
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
 
@@ -97,7 +97,11 @@ class Replacing(Training):
 
     start: float = 0.3
     rise: float = 0.5
-    limits: ClassVar[Limits] = {"replace.start": {"low": 0, "high": 1}, "replace.rise": {"low": 0}}
+    limits: ClassVar[Limits] = {"replace.start": {"low": 0, "high": 1}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_steps("replace.rise", self.rise)
 
 
 class BlockReplacing(Stage):

@@ -60,6 +60,11 @@ class Distilling:
     def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
         steps, self.recovery, self.run = recovery.distil, recovery, run
         assert steps is not None, "no steps"
+        if not job.method.distillation.on:
+            raise UserError(
+                "--distil: with distillation.alpha 0 and alpha_layers 0 nothing of the dense model is learned; "
+                "nearest: --model.distillation.alpha 1"
+            )
         texts = job.data.with_texts(recovery.texts)
         texts.devices = processes(job.trainer)
         if "labels" not in texts.train_tokens().column_names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -241,6 +241,15 @@ class Stage(nn.Module):
 
     def finish(self, net: Model, folder: Path) -> None:
         """Write files for the next stage next to the best model; called on rank 0, after :meth:`deploy`."""
+
+
+def require_steps(option: str, value: float) -> None:
+    """Refuse by a UserError a ``value`` that is neither a fraction of the optimizer steps nor a number of them."""
+    if not 0 <= value < inf or (value >= 1 and value != int(value)):
+        near = max(0, round(value)) if isfinite(value) else 0.1
+        raise UserError(
+            f"{option}: {value} is neither a fraction of the steps nor a number of them; nearest valid {near}"
+        )
 
 
 def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_steps: int | None = None) -> int:

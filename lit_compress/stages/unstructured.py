@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -26,7 +25,7 @@ from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import Limits, Stage, Training
+from lit_compress.stages.base import Limits, Stage, Training, require_steps
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -80,12 +79,7 @@ class CubicSchedule(Training):
         super().__post_init__()
         require(self, "prune.epochs", low=1)
         for name, value in (("start", self.start), ("end", self.end)):
-            if not 0 <= value < inf or (value >= 1 and value != int(value)):
-                near = max(0, round(value)) if isfinite(value) else 0.1
-                raise UserError(
-                    f"prune.{name}: {value} is neither a fraction of the steps nor a number of them; "
-                    f"nearest valid {near}"
-                )
+            require_steps(f"prune.{name}", value)
         if self.start < 1 and self.end < 1 and self.start + self.end >= 1:
             raise UserError(
                 f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
@@ -178,9 +172,9 @@ class UnstructuredPruning(CubicStage):
         apply_threshold_(self._weights, self.scores, self.threshold[0])
 
     def _rank(self, step: int) -> None:
-        """Set the threshold so that the kept fraction is v(step), exactly at the end."""
+        """Set the threshold so that the kept fraction is v(step), exactly at the final density."""
         self.score.before_ranking(self.scores, self._weights)
-        tolerance = 0.0 if step == self.total_steps else 0.001
+        tolerance = 0.0 if self.at_budget(step) else 0.001
         keep = keep_count(self.target(step), sum(score.numel() for score in self.scores))
         self.threshold[0] = threshold = kth_largest(self.scores, keep, self._shards.reduce)
         break_ties_(self.scores, threshold, keep, tolerance, self._shards.reduce, self._shards.place)

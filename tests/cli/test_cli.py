@@ -58,6 +58,10 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ),
         (("fit", "--model.backbone", "null"), "model.backbone: it is null; give a model (./null for a folder"),
         ((*CONFIG, "--ckpt_path", "x.ckpt"), "ckpt_path: 'x.ckpt' is not a valid value of last"),
+        (
+            ("fit", "--model", "CoFi", "--model.prune.init", "finetuned", "--model.distil.epochs", "4"),
+            "model.distil.epochs: the run has no stage distil, only dense, prune, retrain; leave it out",
+        ),
         ((*CONFIG, "--data.custom.labels", "[1,x]"), """quote it inside of the list: '["1"]'"""),
     ],
 )

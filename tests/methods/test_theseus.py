@@ -145,6 +145,8 @@ def test_refusals(family, settings, error):
 def test_more_refusals():
     with pytest.raises(UserError, match=r"replace\.rise: 40 steps leave none of the 30 of the stage for fine-tuning"):
         stage_for(rise=40).set_total_steps(30)
+    with pytest.raises(UserError, match=r"replace\.rise: 1\.5 is neither a fraction of the steps nor a number of them"):
+        stage_for(rise=1.5)
     stage = BlockReplacing(Replacing(), 0.5, Distillation(alpha_layers=2.0))
     with pytest.raises(UserError, match=r"distillation\.alpha_layers: 2 compares layers with the teacher's"):
         stage.check(make_net())

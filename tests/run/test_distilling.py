@@ -155,6 +155,13 @@ def test_long_texts_of_a_language_model_are_divided(tmp_path, monkeypatch):
     assert texts.split == data.split == [12, 1, 1] and texts.train_dataloader().largest == (3, 100)
 
 
+def test_nothing_to_learn_from_the_dense_model_is_refused(study):
+    with pytest.raises(
+        UserError, match=r"nothing of the dense model is learned; nearest: --model\.distillation\.alpha"
+    ):
+        study.stage("nothing", losses={"alpha": 0.0, "alpha_layers": 0.0})
+
+
 def test_texts_without_labels_are_not_for_a_loss_of_labels(study, tmp_path):
     (tmp_path / "texts.txt").write_text("a film\n" * 9)
     recovery = Recovery(distil=1, texts=str(tmp_path / "texts.txt"))

@@ -71,6 +71,19 @@ def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense):
     assert density[0] == 1.0 and all(a >= b - 0.02 for a, b in pairwise(density))
 
 
+def test_equal_scores_do_not_exceed_the_density_once_it_is_final():
+    """A few are kept while the density falls; an epoch before the last step may be the best one."""
+    net, settings = make_net(), LPAFSettings(interval=100, start=0.1, end=0.5)
+    stage = UnstructuredPruning(settings, 0.5, Score())
+    stage.attach(net)
+    stage.set_total_steps(10)
+    generator = torch.Generator().manual_seed(0)
+    for score in stage.scores:
+        score.copy_(torch.rand(score.shape, generator=generator).mul(2000).round())
+    stage.after_step(net, 5)
+    assert stage.at_budget(5) and stage.status(net, 5)["density"] == 0.5
+
+
 def test_scores_are_float32_for_bfloat16_weights():
     """Invariant 22."""
     stage = UnstructuredPruning(LPAFSettings(), 0.5, FirstOrderScore())
