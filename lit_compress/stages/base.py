@@ -62,24 +62,34 @@ class Training:
         if self.optimizer is not None or self.lr_scheduler is not None:
             self.tried()
 
-    def tried(self) -> torch.optim.Optimizer:
-        """Return the optimizer for two small parameters, and make its schedule: classes check their options so.
+    def tried(self, steps: int = 0) -> torch.optim.Optimizer:
+        """Return the optimizer for two small parameters, after a step with its schedule: classes check options so.
 
         Raises:
-            UserError: a class refuses its options, or cannot train a stage.
+            UserError: a class refuses its options, or cannot train a stage of so many ``steps``.
         """
-        option, shapes = "optimizer", ((1, 1), (1,))
+        option, parameters = "optimizer", [nn.Parameter(torch.zeros(shape)) for shape in ((1, 1), (1,))]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         try:
-            groups: Any = [{"params": [nn.Parameter(torch.zeros(shape))]} for shape in shapes]
-            optimizer = (self.optimizer or torch.optim.AdamW)(groups)
+            optimizer = (self.optimizer or torch.optim.AdamW)([{"params": [parameter]} for parameter in parameters])
             option = "lr_scheduler"
-            schedule = None if self.lr_scheduler is None else self.lr_scheduler(optimizer)
-        except (TypeError, ValueError) as error:
+            schedule: Any = None if self.lr_scheduler is None else self.lr_scheduler(optimizer)
+            if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                raise UserError(
+                    "lr_scheduler: ReduceLROnPlateau waits for a metric, and schedules here count steps; nearest: "
+                    "torch.optim.lr_scheduler.ExponentialLR"
+                )
+            option = "optimizer"
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
+            option = "lr_scheduler"
+            if schedule is not None:
+                schedule.step()
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise UserError(f"{option}: {error}") from error
-        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        if (most := getattr(schedule, "total_steps", steps)) < steps:
             raise UserError(
-                "lr_scheduler: ReduceLROnPlateau waits for a metric, and schedules here count steps; nearest: "
-                "torch.optim.lr_scheduler.ExponentialLR"
+                f"lr_scheduler.total_steps: {most} is below the {steps} steps of the stage; nearest valid {steps}"
             )
         return optimizer
 
@@ -189,6 +199,8 @@ class Stage(nn.Module):
     def set_total_steps(self, total_steps: int) -> None:
         """Set the number of optimizer steps, and what follows from it; a UserError if a schedule needs more steps."""
         self.total_steps = total_steps
+        if self.settings.lr_scheduler is not None:
+            self.settings.tried(total_steps)
 
     def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the loss terms by name, whose sum is minimised; each is logged as ``train/<name>``."""

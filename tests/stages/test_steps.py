@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tiny import make_net
-from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from transformers import Adafactor
 
 from lit_compress.api.functions import _of_method
@@ -89,6 +89,8 @@ def test_another_optimizer_and_schedule(net):
         (Training, {"optimizer": torch.optim.LBFGS}, "optimizer: LBFGS doesn't support per-parameter options"),
         (Training, {"lr_scheduler": ExponentialLR}, "lr_scheduler: .* missing 1 required positional argument: 'gamma'"),
         (Training, {"lr_scheduler": ReduceLROnPlateau}, "ReduceLROnPlateau waits for a metric"),
+        (Training, {"optimizer": torch.optim.SparseAdam}, "optimizer: SparseAdam does not support dense gradients"),
+        (Training, {"lr_scheduler": partial(StepLR, step_size=0)}, "lr_scheduler: integer modulo by zero"),
         (GatedTraining, {"optimizer": Adafactor}, "prune.optimizer: its class has no `maximize`"),
         (GatedTraining, {"lr_scheduler": ExponentialHalf}, "prune.lr_scheduler: it would change"),
     ],
@@ -96,6 +98,13 @@ def test_another_optimizer_and_schedule(net):
 def test_a_class_that_cannot_train_a_stage_is_refused_at_once(kind, options, line):
     with pytest.raises(UserError, match=line):
         kind(**options)
+
+
+def test_a_schedule_of_fewer_steps_is_refused_before_the_first_one():
+    stage = Stage("x", Training(lr_scheduler=partial(OneCycleLR, max_lr=0.01, total_steps=10)))
+    stage.set_total_steps(10)
+    with pytest.raises(UserError, match=r"lr_scheduler\.total_steps: 10 is below the 26 steps .*; nearest valid 26"):
+        stage.set_total_steps(26)
 
 
 def test_a_stage_is_trained_by_its_optimizer(fit, dense):
