@@ -152,6 +152,7 @@ class CommandLine:
         config = {**config, "model": {"class_path": path, "init_args": init}}
         check_config(config, path)  # in place of a group of options, the parser would read a file
         texts = [(n, text) for n, text in line.options if isinstance(text, str) and n not in ("config", "model")]
+        texts.sort(key=lambda text: not text[0].endswith((".optimizer", ".lr_scheduler")))  # a class before its options
         words = [f"--{n}" if n == "print_config" else f"--{n}={text}" for n, text in texts]
         of_files = str(line.last("trainer.logger")).rpartition(".")[2] in ("CSVLogger", "TensorBoardLogger")
         if of_files and "trainer.logger.save_dir" not in line.names:

@@ -129,6 +129,13 @@ def test_a_run_goes_on_with_its_optimizer_only(short_run, tmp_path):
         run.check_same(other)
 
 
+def test_a_class_may_come_behind_its_options(tiny_backbone):
+    words = ["--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.task", "sst2"]
+    words += ["--model.retrain.optimizer.lr", "0.01", "--model.retrain.optimizer", "torch.optim.SGD"]
+    made = CommandLine(read_line("fit", words)).build().method.retrain
+    assert made.tried().defaults["lr"] == 0.01
+
+
 def test_an_optimizer_from_python():
     settings = Training(optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=LinearLR)
     given = _of_method(SVD(task="sst2", retrain=settings)) | {"data.task": "sst2"}
