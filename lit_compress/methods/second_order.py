@@ -19,7 +19,7 @@ With W [out, in], x the input of a token and d the gradient of an example's loss
     b' = b + (W - X) m,  m = E[x],  A replaced by A - m m^T                     the bias takes over the mean       (C)
 
 Matrices that read the same input (query, key, value; gate, up) are stacked by rows and share one right factor. Heads
-and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py.
+and neurons can go instead of components, by their costs under (M): numerics/structures.py.
 
 The loss is the negative log-likelihood of labels drawn from the model itself, so that its gradients do not vanish where
 the model fits its training data. The stages are dense -> retrain: 1,024 training examples calibrate, one threshold on

@@ -14,7 +14,7 @@ The result is an ordinary model of fewer blocks, with embeddings and head of the
 Deviations and choices where the paper is silent:
     - The slope is given as the steps in which p rises to 1 (``replace.rise``): k = (1 - b) / rise.
     - A successor that has no part in a step gets a zero gradient, which AdamW's averages count, on one device as on
-      several. Micro-batches have coins of their own.
+      several. All micro-batches of a step have the same coins.
     - The evaluated model has the successors, at every p, as in their program. Each epoch may be the best.
     - Any family whose blocks are alike; a decoder that reads an encoder is divided as the encoder is.
 """
