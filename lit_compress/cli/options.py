@@ -189,11 +189,12 @@ class CommandLine:
             )
 
     def _check_stages(self, method: Method) -> None:
-        """Refuse typed options of a stage that the run has not; a config may serve several runs."""
+        """Refuse typed options of a stage that the run has not, unless of 0 epochs; a config may serve several runs."""
         names = ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")]
         for option in self.line.names:
             stage = option.removeprefix("model.").partition(".")[0]
-            if stage not in names and isinstance(method.given.get(stage), Training):
+            settings = method.given.get(stage)
+            if stage not in names and isinstance(settings, Training) and settings.epochs:
                 raise UserError(f"{option}: the run has no stage {stage}, only {', '.join(names)}; leave it out")
 
     def build(self) -> Job:

@@ -71,6 +71,14 @@ def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+def test_a_stage_that_does_not_run_may_have_no_epochs(tiny_backbone, tiny_data):
+    """As comparisons say it of CoFi."""
+    words = ["--model", "CoFi", "--model.prune.init", "finetuned", "--model.distil.epochs", "0"]
+    words += ["--model.backbone", str(tiny_backbone), "--data.task", "sst2", "--data.path", str(tiny_data)]
+    stages = CommandLine(read_line("fit", words)).ready().method.stages()
+    assert [stage.name for stage in stages] == ["dense", "prune", "retrain"]
+
+
 def test_stages_of_no_epochs(capsys, short_run, tmp_path):
     """What a stage is built with is what it leaves, and its metric is that before training; pruning needs steps."""
     main(fit(short_run, tmp_path / "run", "--model.retrain.epochs", "0", "--trainer.logger", "false"))
