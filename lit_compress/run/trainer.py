@@ -176,12 +176,14 @@ def processes(arguments: Mapping[str, Any]) -> int:
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments by which a stage has no steps, epochs without validation, or 16-bit weights."""
+    """Refuse arguments by which a stage has no steps, epochs without validation, or weights of 16 or 64 bits."""
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
             f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, which is too coarse; "
             f"nearest valid {_HALF[precision]}"
         )
+    if precision in ("64", "64-true"):
+        raise UserError(f"trainer.precision: '{precision}': scores and gates are in 32 bits; nearest valid 32-true")
     for name in ("limit_train_batches", "limit_val_batches", "max_steps"):
         value = arguments.get(name)
         if value == 0:
