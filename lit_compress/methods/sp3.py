@@ -241,10 +241,15 @@ class ProjectedStage(GatedStage):
     # --------------------------------------------------------------- schedule
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Turn the fractions of the steps into steps."""
+        """Turn the fractions of the steps into steps; a UserError if no gate is trained in them."""
         super().set_total_steps(total_steps)
         settings = self.settings
         self._start, self._structure = (round(f * total_steps) for f in (settings.start, settings.structure_start))
+        if self._start >= total_steps > 0:
+            raise UserError(
+                f"prune.start: {settings.start} leaves none of the {total_steps} steps for the gates; nearest valid "
+                f"{(total_steps - 1) / total_steps:.3g}"
+            )
         self._ramp = self._warmup
         self._warmup = self._start + self._ramp  # first step at the final target
 

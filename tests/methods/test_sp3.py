@@ -200,6 +200,13 @@ def test_settings_that_cannot_be(settings, message):
         ProjectedPruning(**settings)
 
 
+def test_a_start_behind_the_last_step_is_refused():
+    stage = ProjectedStage(ProjectedPruning(start=0.95, target_warmup=0.01), 0.4)
+    stage.set_total_steps(100)
+    with pytest.raises(UserError, match=r"prune\.start: 0\.95 leaves none of the 10 steps .*; nearest valid 0\.9$"):
+        stage.set_total_steps(10)
+
+
 def test_what_a_net_cannot():
     net = make_net()
 
