@@ -270,10 +270,10 @@ class Method(MicroBatches, Fields):
     ) -> None:
         """Take the optimizer step, then let the stage change weights; Lightning counts the step only afterwards."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        step = self.trainer.global_step + 1
+        step, every = self.trainer.global_step + 1, getattr(self.trainer, "log_every_n_steps", 1)
         for stage in self.stage.together:
             stage.after_step(self.net, step)
-        if step % getattr(self.trainer, "log_every_n_steps", 1) == 0 or step == self.stage.total_steps:
+        if (every and step % every == 0) or step == self.stage.total_steps:
             for name, value in self.stage.status(self.net, step).items():
                 self.log(f"train/{name}", value)
             self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])

@@ -184,6 +184,8 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
         )
     if precision in ("64", "64-true"):
         raise UserError(f"trainer.precision: '{precision}': scores and gates are in 32 bits; nearest valid 32-true")
+    if (clip := arguments.get("gradient_clip_val")) is not None and clip < 0:
+        raise UserError(f"trainer.gradient_clip_val: {clip} turns the gradients around; nearest valid 0, no clipping")
     for name in ("limit_train_batches", "limit_val_batches", "max_steps"):
         value = arguments.get(name)
         if value == 0:

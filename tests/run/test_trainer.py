@@ -20,6 +20,7 @@ from lit_compress.utils.errors import UserError, require
         ("precision", "16-true", "nearest valid 16-mixed"),
         ("precision", "bf16-true", "nearest valid bf16-mixed"),
         ("precision", "64-true", "scores and gates are in 32 bits; nearest valid 32-true"),
+        ("gradient_clip_val", -1.0, "-1.0 turns the gradients around; nearest valid 0, no clipping"),
         ("limit_val_batches", 0, "0 leaves nothing to do"),
         ("limit_val_batches", 0.0, "0 leaves nothing to do"),
         ("limit_train_batches", 0, "0 leaves nothing to do"),
