@@ -163,7 +163,9 @@ def fit_budget(
             chosen[name] = torch.where((count < step(name)) | (count == a.shape[1]), count, count - count % step(name))
         return chosen
 
-    chosen = kept(largest(lambda offset: size.count(kept(offset)) <= budget, -64.0, 64.0))
+    peaks = [float(a.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for a in log_alphas.values()]
+    most = max(64.0, 16.0 + max(peaks))  # closes, or opens, every gate
+    chosen = kept(largest(lambda offset: size.count(kept(offset)) <= budget, -most, most))
     for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
         _fill(chosen, log_alphas[name], size, budget, name, step(name))
     return {name: keep_best(a, chosen[name]) for name, a in log_alphas.items()}

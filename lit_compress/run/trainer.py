@@ -186,7 +186,9 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
         raise UserError(f"trainer.precision: '{precision}': scores and gates are in 32 bits; nearest valid 32-true")
     if (clip := arguments.get("gradient_clip_val")) is not None and clip < 0:
         raise UserError(f"trainer.gradient_clip_val: {clip} turns the gradients around; nearest valid 0, no clipping")
-    for name in ("limit_train_batches", "limit_val_batches", "max_steps"):
+    if (parts := arguments.get("accumulate_grad_batches")) is not None and parts < 1:
+        raise UserError(f"trainer.accumulate_grad_batches: {parts} is below 1, the smallest valid value")
+    for name in ("limit_train_batches", "limit_val_batches", "max_steps", "val_check_interval"):
         value = arguments.get(name)
         if value == 0:
             raise UserError(f"trainer.{name}: 0 leaves nothing to do; nearest valid 1, or leave it out")

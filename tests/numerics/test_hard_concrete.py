@@ -124,7 +124,7 @@ FINE_PARTS = [
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.4, 0.77, 1.0])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0, 1e5])
 def test_fit_budget(fraction: float, scale: float) -> None:
     """Never above the budget, less than a neuron below; the best units of every group; least units stay."""
     size = Size(FINE_PARTS, FINE)
