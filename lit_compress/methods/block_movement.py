@@ -110,7 +110,7 @@ class BlockPruning(MovementStage):
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer heads and neurons."""
-        return cut_evenly(net, self.density, whole=True)
+        return cut_evenly(net, self.density)
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put a masked layer at every site."""

@@ -11,7 +11,7 @@ numbers it has is in the record of the architecture. Where the width of a head f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,23 +83,20 @@ def estimated_bytes(net: Model, bits: int, graph: int) -> int:
     return sum(map(size, values)) + graph * sum(value.ndim > 1 for value in values)
 
 
-def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:
+def cut_evenly(net: Model, density: float) -> Model:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
-    left = spread_evenly(net, density, units, whole)
+    left = spread_evenly(net, density)
     counts = {part.last: part.count(net) for part in sublayers(net, gated=False)}
-    cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole)
+    cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole=True)
     return net
 
 
-def spread_evenly(
-    net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
-) -> dict[str, int]:
+def spread_evenly(net: Model, density: float) -> dict[str, int]:
     """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
-    Where heads or neurons are not in ``units``, or heads cannot go, more of the other go. With ``whole``, sub-layers
-    may lose their last unit, and are then removed (stages/units.py); else each keeps one.
+    If heads cannot go, more neurons go. Sub-layers may lose their last unit, and are then removed (stages/units.py).
     """
-    units = units if get_architecture(net).cuts_heads else [unit for unit in units if unit != "heads"]
+    units = ("heads", "neurons") if get_architecture(net).cuts_heads else ("neurons",)
     parts = sublayers(net, gated=False)
     left = {kind: sum(part.weights(net) for part in of_kind(parts, kind)) for kind in _KINDS}
     room, held, kept_units, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
@@ -110,7 +107,7 @@ def spread_evenly(
         cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and k not in done)
         share = max(0.0, (room - sum(left.values()) + cut) / cut)
         counts = [part.count(net) for part in group]
-        least = [0 if whole and part is not held else 1 for part in group]
+        least = [int(part is held) for part in group]
         kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
         kept_units |= {part.last: count for part, count in zip(group, kept, strict=True)}
         done.add(kind)

@@ -171,7 +171,7 @@ class UnitRemoval(ByRule):
         if self.rule.uniform:
             left = even_counts(net, self.rule.density, self.rule.round_to)
         else:
-            left = spread_evenly(net, self.rule.density, whole=True)
+            left = spread_evenly(net, self.rule.density)
         counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
         return {name: torch.arange(counts[name]) < kept for name, kept in left.items()}
 

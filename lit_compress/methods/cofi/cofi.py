@@ -261,8 +261,8 @@ class GatedPruning(MatchedStage, GatedStage):
             )
 
     def outline(self, net: Model) -> Model:
-        """Return ``net`` with fewer heads and neurons; training decides which ones, and layers, are removed instead."""
-        return cut_evenly(net, self.density, [name for name in ("heads", "neurons") if name in self.names(net)])
+        """Return ``net`` with fewer heads and neurons; training decides which ones, and which layers, are removed."""
+        return cut_evenly(net, self.density)
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put gates into the model of the stage before."""
