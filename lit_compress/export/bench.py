@@ -152,10 +152,13 @@ def bench(
         data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
 
     Raises:
-        UserError: a folder cannot be loaded, or no runtime is left.
+        UserError: a folder cannot be loaded, the models are for different tasks, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
+        if sources[0].kind is not (kind := sources[-1].kind):
+            other = f"'{sources[0].folder}' is for {sources[0].kind.name}, '{sources[-1].folder}' for {kind.name}"
+            raise UserError(f"bench: {other}; give a --baseline of the same task")
         shapes, left_out = _shapes(sources, settings)
         programs = _opened(sources, settings, left_out)
         packages = sorted({name for program in programs for name in program.runtime.packages})

@@ -164,6 +164,13 @@ def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
         bench({"compressed": tmp_path}, replace(FEW, lengths=(65,)))
 
 
+@pytest.mark.parametrize("task", ["conll2003", "stsb_embedding"])
+def test_models_of_different_tasks_are_not_compared(task, tmp_path):
+    make_net("distilbert", task).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"bench: '.*net' is for classification, '{tmp_path}' for .* same task"):
+        bench({"dense": NETS["dense"], "compressed": tmp_path}, FEW)
+
+
 @pytest.mark.slow
 def test_onnx_in_float32_and_int8_beside_pytorch_in_16_bits(monkeypatch):
     pytest.importorskip("onnxruntime")
