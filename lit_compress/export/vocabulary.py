@@ -227,6 +227,9 @@ def keep_tokens(net: Model, kept: Sequence[int]) -> Model:
         for name, value in _named(config).items():  # ids that never were rows (-1: none) stay
             ids = [new.get(n, n) for n in value] if isinstance(value, list) else new.get(value, value)
             setattr(config, name, ids)
+        if biases := getattr(config, "sequence_bias", None):
+            pairs = biases.items() if isinstance(biases, dict) else biases
+            config.sequence_bias = [[[new[n] for n in ids], by] for ids, by in pairs if new.keys() >= {*ids}] or None
         for name in _BANNED:  # a word of which a token has no row cannot be written
             words = [word if isinstance(word, list) else [word] for word in getattr(config, name, None) or ()]
             left = [[new[n] for n in word] for word in words if new.keys() >= {*word}]

@@ -56,8 +56,8 @@ class Embedding(TaskType):
     unused = ("pooler.",)  # it serves heads
     sample = '"a text"'
     means = (
-        "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives\n"
-        "the vectors."
+        "States of the last layer. In sentence-transformers,\n"
+        "`SentenceTransformer(folder, trust_remote_code=True).encode(texts)` gives the vectors."
     )
 
     def __init__(self, pooling: Pooling = _USUAL) -> None:

@@ -32,7 +32,7 @@ class LanguageModelling(TaskType):
     length = max_length = 512
     sample = '"Once upon a time"'
     means = (
-        "Logits of the next token; `net.generate(**inputs)` continues with a text. The perplexity counts all "
+        "Logits of the next token; `model.generate(**inputs)` continues with a text. The perplexity counts all "
         "tokens of the split, each predicted from those before it in its block."
     )
 

@@ -45,7 +45,7 @@ class Summarization(TaskType):
     reads_labels = over_vocabulary = own_head = True
     cuts_ends = False
     means = (
-        "Logits of the next token. `tokenizer.decode(net.generate(**inputs)[0], skip_special_tokens=True)` writes "
+        "Logits of the next token. `tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)` writes "
         "the {label}, with the beams and length penalty of `generation_config.json`."
     )
 

@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 
 from lit_compress.__main__ import main
 from lit_compress.export.card import LEAST, card, license_of, model_name
+from lit_compress.tasks import KINDS
 from lit_compress.tasks.records import get_task
 
 
@@ -64,6 +65,15 @@ def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
     assert said.out.strip() in get_task("sst2").labels
     assert said.err.count("\n") < 2 and "not supported" not in said.err
     assert names["output"].logits.shape == (1, 2) and names["outputs"]["logits"].shape == (1, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_code_on_the_output_has_the_names_of_the_code_above_it(kind):
+    for code in re.findall("`(.*?[(].*?)`", kind.means):
+        names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+        assert names <= {"model", "tokenizer", "inputs", "folder", "texts", "documents", "query",
+                         "SentenceTransformer", "CrossEncoder"}  # fmt: skip
+        assert "folder" not in names or "trust_remote_code=True" in code
 
 
 @pytest.mark.parametrize(

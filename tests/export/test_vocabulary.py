@@ -186,6 +186,7 @@ def test_output_layers_and_special_ids(family, tmp_path):
     net.config.eos_token_id = 2
     net.generation_config.bad_words_ids, net.generation_config.suppress_tokens = [[7, 3], [4]], [4, 10]  # 4 goes
     net.generation_config.begin_suppress_tokens = [4]
+    net.generation_config.sequence_bias = [[[7, 3], 2.0], [[4, 3], 1.0]]
     if family == "bart":
         net.final_logits_bias += torch.randn(100)
     kept = [1, 0, 2, 7, 3, *range(10, 100, 3)]
@@ -194,6 +195,7 @@ def test_output_layers_and_special_ids(family, tmp_path):
     assert small.generation_config.eos_token_id == [2, 3]
     assert (small.generation_config.bad_words_ids, small.generation_config.suppress_tokens) == ([[3, 4]], [5])
     assert small.generation_config.begin_suppress_tokens is None
+    assert small.generation_config.sequence_bias == [[[3, 4], 2.0]]
     assert small.config.pad_token_id == kept.index(net.config.pad_token_id)
     assert small.config.vocab_size == len(kept) == small.get_output_embeddings().weight.shape[0]
     tied = [n.get_output_embeddings().weight is n.get_input_embeddings().weight for n in (net, small)]
