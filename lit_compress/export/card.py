@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from lit_compress.export.modelling import REFUSAL
+from lit_compress.export.report import of_program
 from lit_compress.export.table import choice_lines, counted, markdown, speed_line
 from lit_compress.models.backbones import resolve
 from lit_compress.models.files import net_bytes, stored_dtype
@@ -61,6 +62,7 @@ def origin_of(backbone: str, teacher: str | None) -> dict[str, Any]:
 
 def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """Return the text of the README.md of an export; ``factors``: matrices were replaced by factors."""
+    report = of_program(report)
     model, kind, hub = report["config"]["model"]["init_args"], task_type(task), task.hub or (task.name, None)
     name, (given, _, revision) = model_name(model["backbone"]), model["backbone"].partition("@")
     commit = revision if name == given else None

@@ -119,6 +119,8 @@ def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
         said = ("1,234 of 30,522", "embeddings: int8, 12,345", "off by 1.2%", "as float16", "4,321 bytes, dev accuracy",
                 "index.json` hold their")  # fmt: skip
         assert all(words in text for words in said) and ModelCard(text).data.license == "mit"
+        (result,) = ModelCard(text).data.eval_results  # the program's numbers, as in the table
+        assert result.metric_value == 0.8125 and "between 0.7000 and 0.9000" in text and "speed-up" not in text
 
 
 def test_no_name_is_more_than_text(run):
