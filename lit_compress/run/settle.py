@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.methods.base import Method
-from lit_compress.models.backbones import load_config, load_tokenizer, resolve
+from lit_compress.models.backbones import empty_net, load_config, load_tokenizer, resolve
 from lit_compress.models.files import check_form
-from lit_compress.models.sites import Config, find_sites
+from lit_compress.models.sites import Model, find_sites
+from lit_compress.models.surgery import without_values
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Outline, outline
 from lit_compress.run.trainer import check_trainer, processes
@@ -55,7 +56,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     find_sites(net)
     job.choices.check(net)
     if method.teacher:
-        _check_given_teacher(method, net.config)
+        _check_given_teacher(method, net)
     check_trainer(trainer)
     data.devices = processes(trainer)
     data.prepare_data()
@@ -83,16 +84,26 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     return facts
 
 
-def _check_given_teacher(method: Method, config: Config) -> None:
-    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
+def _check_given_teacher(method: Method, net: Model) -> None:
+    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width.
+
+    Also one with other sizes than ``net``, the backbone, if the method compresses the teacher: plans and budgets count
+    the backbone.
+    """
     what = f"model.teacher: '{method.teacher}'"
     check_form(what, Path(resolve(str(method.teacher), "model.teacher")), whole=True)
     teacher = load_config(str(method.teacher), method.task, "model.teacher", trained=True)
     vectors = method.kind.loss == "vectors"
-    if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
+    if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != net.config.hidden_size:
         raise UserError(
-            f"{what} is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give a teacher of the same "
+            f"{what} is {teacher.hidden_size} wide, the backbone {net.config.hidden_size}; give a teacher of the same "
             f"width{'' if vectors else ', or distillation.alpha_layers 0'}"
+        )
+    sizes, own = ([p.shape for p in m.parameters()] for m in (without_values(lambda: empty_net(teacher)), net))
+    if sizes != own and not any(stage.from_backbone for stage in method.stages()):
+        raise UserError(
+            f"{what} has other sizes than model.backbone '{method.backbone}', and {type(method).__name__} compresses "
+            "the teacher; give it as model.backbone as well"
         )
     theirs = load_tokenizer(str(method.teacher), method.task, "model.teacher").get_vocab()
     own = load_tokenizer(method.backbone, method.task, "model.backbone").get_vocab()

@@ -110,9 +110,13 @@ def test_a_given_teacher_reads_as_the_backbone_does_and_is_as_wide(tmp_path):
     other = write_bert(tmp_path / "other")
     for path in (other / "vocab.txt", other / "tokenizer.json"):
         path.write_text(path.read_text().replace(WORDS[1], "movie"))
-    config = make_net().config
+    net, longer = make_net(), write_bert(tmp_path / "longer", num_hidden_layers=3)
     for teacher, words in ((wide, "is 64 wide, the backbone 32; give"), (other, "has another tokenizer than the back")):
         method = methods.SecondOrder(task="sst2", backbone=str(backbone), teacher=str(teacher))
         with pytest.raises(UserError, match=rf"^model\.teacher: '{teacher}' {words}"):
-            _check_given_teacher(method, config)
-    _check_given_teacher(methods.LPAF(task="sst2", backbone=str(backbone), teacher=str(backbone)), config)
+            _check_given_teacher(method, net)
+    _check_given_teacher(methods.LPAF(task="sst2", backbone=str(backbone), teacher=str(backbone)), net)
+    given = {"task": "sst2", "backbone": str(backbone), "teacher": str(longer)}
+    with pytest.raises(UserError, match=r"has other sizes than .*, and SVD compresses the teacher; give it as model\.b"):
+        _check_given_teacher(methods.SVD(**given), net)
+    _check_given_teacher(methods.LoSparse(**given), net)  # which compresses the backbone
