@@ -91,7 +91,12 @@ def check_finite(what: str, net: Model) -> None:
 
 
 def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer that knows no words, or that has more tokens than the model has embeddings."""
+    """Refuse a tokenizer in Python, one without words, or one with more tokens than the model has embeddings."""
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{what} has a tokenizer in Python ({type(tokenizer).__name__}), which is not supported; give a model with "
+            "a tokenizer.json"
+        )
     vocabulary = tokenizer.get_vocab()
     if not any(any(map(str.isalnum, token)) for token in vocabulary.keys() - set(tokenizer.all_special_tokens)):
         raise UserError(f"{what} has no tokenizer; save it there with tokenizer.save_pretrained")

@@ -13,6 +13,7 @@ import torch
 from mistakes import configure
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
+from transformers import ByT5Tokenizer
 
 from lit_compress.export.fuse import cast
 from lit_compress.models.accounting import _Live
@@ -119,6 +120,14 @@ def test_a_folder_without_a_tokenizer_has_none(folder, tmp_path):
     configure(folder, vocab_size=20)
     with pytest.raises(UserError, match="its tokenizer has ids up to 25, its embeddings 20 rows"):
         load_tokenizer(str(folder), SST2)
+
+
+def test_a_tokenizer_in_python_is_one_line(tmp_path):
+    """ByT5 has a supported family and no tokenizer.json."""
+    make_net("t5", "xsum", vocab_size=384).save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has a tokenizer in Python \(ByT5Tokenizer\), which is not supported"):
+        load_tokenizer(str(tmp_path), get_task("xsum"))
 
 
 def test_a_backbone_with_labels_in_another_order_is_named(folder):
