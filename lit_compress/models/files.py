@@ -66,8 +66,8 @@ def check_form(what: str, path: Path, whole: bool = False) -> None:
 
     Raises:
         UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights,
-            a pointer or another text in place of a file, or an index of files elsewhere; or, if it is to be ``whole``,
-            weights are missing.
+            a pointer or another text in place of a file, broken settings of generation, or an index of files elsewhere;
+            or, if it is to be ``whole``, weights are missing.
     """
     if path.is_file():
         raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
@@ -89,6 +89,8 @@ def check_form(what: str, path: Path, whole: bool = False) -> None:
     for name in (*sorted(names & _READ), *(safe or weights)):
         if is_pointer(path / name):
             raise UserError(f"{what}: its '{name}' is {POINTER}")
+        if name == "generation_config.json":  # the library leaves a broken one out without a word
+            read_json(what, path / name, dict)
         try:
             tensors = header_of(path / name) if name in safe else {}
         except SafetensorError as why:

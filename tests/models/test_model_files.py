@@ -48,6 +48,10 @@ def quantized(**settings):
     return lambda folder: configure(folder, **settings)
 
 
+def half_of_generation(folder):
+    (folder / "generation_config.json").write_text('{"num_beams": 4, "forced_bos_tok')
+
+
 def page(folder):
     (folder / "model.safetensors").write_text("Entry not found")
 
@@ -55,6 +59,7 @@ def page(folder):
 FORMS = {
     "adapter beside weights": (adapter, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
     "adapter alone": (adapter_alone, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
+    "half of the settings of generation": (half_of_generation, "generation_config.json' is not readable JSON"),
     "pointer": (pointer("model.safetensors"), "'model.safetensors' is a Git LFS pointer.*run git lfs pull"),
     "pointer to a pickle": (pointer("pytorch_model.bin"), "'pytorch_model.bin' is a Git LFS pointer"),
     "pointer to a shard": (pointer("model-00001-of-00002.safetensors"), "'model-00001-of-.*' is a Git LFS pointer"),
