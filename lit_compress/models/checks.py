@@ -121,11 +121,12 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         raise UserError(f"{what} is for {other.name}, task '{task.name}' is {kind.name}")
     if "num_labels" not in kind.head(task):
         return
+    own = "leave --data.custom.kind out: custom" if task.name == "custom" else "--data.task custom"
     if kind.problem and config.problem_type not in (None, kind.problem):
         problem = f"{what} has problem_type {config.problem_type} in its config.json"
-        raise UserError(f"{problem}, task '{task.name}' is {kind.name}; --data.task custom takes the head's kind")
+        raise UserError(f"{problem}, task '{task.name}' is {kind.name}; {own} takes the head's kind")
     if config.num_labels != task.num_labels:  # e.g. a reranker of two classes
-        mend = "give a model fine-tuned on this task" if task.labels else "--data.task custom takes the head's kind"
+        mend = "give a model fine-tuned on this task" if task.labels else f"{own} takes the head's kind"
         raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
     names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     if not task.labels or _plain(names) == _plain(task.labels):

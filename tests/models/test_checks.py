@@ -198,6 +198,8 @@ def test_a_trained_head_says_its_kind_and_its_classes(case, folder):
 def test_a_cross_encoder_of_classes_is_no_reranker(folder):
     with pytest.raises(UserError, match=r"has 2 labels, wiki_qa has 1; --data.task custom takes the head's kind"):
         load_finetuned(str(folder), get_task("wiki_qa"))
+    with pytest.raises(UserError, match=r"custom has 1; leave --data.custom.kind out: custom takes the head's kind"):
+        load_finetuned(str(folder), replace(get_task("wiki_qa"), name="custom"))
 
 
 def test_layers_of_ours_are_noticed(folder):
