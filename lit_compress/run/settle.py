@@ -99,8 +99,8 @@ def _check_given_teacher(method: Method, net: Model) -> None:
             f"{what} is {teacher.hidden_size} wide, the backbone {net.config.hidden_size}; give a teacher of the same "
             f"width{'' if vectors else ', or distillation.alpha_layers 0'}"
         )
-    sizes, own = ([p.shape for p in m.parameters()] for m in (without_values(lambda: empty_net(teacher)), net))
-    if sizes != own and not any(stage.from_backbone for stage in method.stages()):
+    given, wanted = ([p.shape for p in m.parameters()] for m in (without_values(lambda: empty_net(teacher)), net))
+    if given != wanted and not any(stage.from_backbone for stage in method.stages()):
         raise UserError(
             f"{what} has other sizes than model.backbone '{method.backbone}', and {type(method).__name__} compresses "
             "the teacher; give it as model.backbone as well"
