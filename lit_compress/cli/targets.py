@@ -135,7 +135,9 @@ def load_checked(target: Target, job: Job, split: Literal["validation", "test", 
     folder, what, data = target.folder, target.what, job.data
     if all(path.is_file() for path in tensor_files(folder)):
         check_memory("the model", net_bytes(folder), "give a smaller model, or a machine with more")
-    task = data.record
+    task, report = data.record, read_report(folder) or {}
+    if "metric" in (report.get("program") or {}):
+        note(f"{what}: its weights in float are read; report.json has the metric of its program of integers")
     if (folder / "structure.json").is_file():
         net = load_net(folder)
         check_head(what, net.config, task)

@@ -136,3 +136,5 @@ def test_integers_are_measured_on_the_rows_of_the_report(same, run, tmp_path, ca
     main(list(map(str, line)))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert abs(report["program"]["metric"] - report["compressed"]["metric"]) < 0.2
+    main(["evaluate", str(tmp_path / "out"), "--data.path", str(data)])
+    assert "its weights in float are read; report.json has the metric of its program" in capsys.readouterr().err
