@@ -14,7 +14,7 @@ import torch
 from tiny import WORDS, write_model
 
 from benchmarks import common
-from benchmarks.decoder import integers, run, serve, tables
+from benchmarks.decoder import integers, run, serve, tables, texts
 
 
 def write_rows(file: Path, column: str, rows: list[str]) -> None:
@@ -81,6 +81,13 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     run.main()
     colder = json.loads((tmp_path / "results" / "structures-0.8-distilled-at-1-4.json").read_text())
     assert colder["losses"] != distilled["losses"]
+    for part in ("train", "train_extra"):
+        write_rows(tmp_path / "data" / "squad" / f"{part}.parquet", "context", [f"film {part} {i}" for i in range(30)])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--more", "--written", "6"])
+    run.main()
+    written = json.loads((tmp_path / "results" / "structures-0.8-distilled-at-1-4-more-written-6.json").read_text())
+    assert written["losses"] != colder["losses"] and tables._texts(written).endswith("texts of the dense model")
+    assert len((tmp_path / "work" / "written-6" / "train.txt").read_text().splitlines()) == 6
 
     program = made["structures-0.8"] | {"of": "structures-0.8", "way": "round", "bytes": 9_600_000}
     stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program], "decoder/serve": []}
@@ -88,7 +95,7 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     _, rows, origin, _, programs, _ = tables.sections()
     assert "| 9.6 | K-FAC heads and neurons, uniform | 0.8 | int4, 32, rounded | " in programs
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
-    assert len(shown) == 13 and all(len(line) == 10 and all(line) for line in shown)
+    assert len(shown) == 14 and all(len(line) == 10 and all(line) for line in shown)
     assert "benchmarks.decoder.run" in origin
 
 
@@ -153,3 +160,19 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     *_, rows, _, origin = tables.sections()
     assert [line.split(" | ")[0] for line in rows.splitlines()[2:]] == ["| pytorch"] * 2 + ["| llama.cpp"] * 2
     assert "benchmarks.decoder.serve" in origin
+
+
+def test_a_decoder_writes_texts_and_goes_on(tmp_path: Path, words: list[str]) -> None:
+    """Batches have seeds of their own; each text begins with given tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    net, tokenizer = (kind.from_pretrained(tmp_path / "net") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    (given := tmp_path / "given.txt").write_text("film " * 40)
+    once, twice = tmp_path / "once.txt", tmp_path / "twice.txt"
+    texts.write(net, tokenizer, given, once, texts.AT_ONCE + 3, 2 * texts.GIVEN)
+    for count in (texts.AT_ONCE, texts.AT_ONCE + 3):
+        texts.write(net, tokenizer, given, twice, count, 2 * texts.GIVEN)
+    lines = once.read_text().splitlines()
+    assert once.read_bytes() == twice.read_bytes() and len(lines) == texts.AT_ONCE + 3
+    assert all(line.split()[: texts.GIVEN] == ["film"] * texts.GIVEN for line in lines), lines[:2]
+    assert len(set(lines)) > 10

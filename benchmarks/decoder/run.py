@@ -1,8 +1,8 @@
 """SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
 
     python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
-        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300 [--temperature 1] [--outputs] [--more]]
-        [--results DIR]
+        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--results DIR]
+        [--distil 300 [--temperature 1] [--outputs] [--more [--written 1800]] [--accelerator gpu]]
 
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
@@ -13,8 +13,10 @@ blocks are chosen on 8 of the texts. Statistics that do not depend on the densit
 ``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
 mixed precision (``factorize --distil``); ``--temperature`` is that of both distributions. ``--outputs`` leaves hidden
 states out, and ``--more`` reads the paragraphs of SQuAD's training split and a thousand articles in place of the texts
-of the refinement, so that no text is read twice. ``reduce`` and ``nearest`` are heads and neurons by other estimates of
-the Fisher information than K-FAC's; second_order/estimates.py says which.
+of the refinement, so that no text is read twice. With ``--written`` these are so many texts that the dense model wrote.
+``--accelerator`` is that of the distillation and of the writing, which goes on where it was stopped. ``reduce`` and
+``nearest`` are heads and neurons by other estimates of the Fisher information than K-FAC's; second_order/estimates.py
+says which.
 ``search`` chooses sub-layers, heads and neurons together (search.py), ``rounds`` whole blocks between refinements
 (rounds.py).
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -111,6 +114,19 @@ def prepare_more(options: Any) -> None:
     (folder / "train" / "news.txt").write_text("\n".join(articles[: -HELD_OUT[1]]) + "\n")
     held_out = paragraphs[: HELD_OUT[0]] + articles[-HELD_OUT[1] :]
     (folder / "validation.txt").write_text("\n".join(held_out) + "\n")
+
+
+def prepare_written(options: Any) -> None:
+    """Let the dense model write texts to ``--work`` that begin as those of both kinds; those of --more validate."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = options.work / f"written-{options.written}"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(options.work / "more" / "validation.txt", folder)
+    device = "cuda" if options.accelerator == "gpu" else options.accelerator
+    net = AutoModelForCausalLM.from_pretrained(options.backbone, dtype=torch.float32).eval().to(device)
+    tokenizer, given = AutoTokenizer.from_pretrained(options.backbone), options.work / "mixed" / "train.txt"
+    texts.write(net, tokenizer, given, folder / "train.txt", options.written, options.length)
 
 
 def command_line(options: Any, method: str, mixed: int = 0, folder: str = "") -> Any:
@@ -206,7 +222,9 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     from lit_compress.cli.factorizing import load_model
     from lit_compress.run.distilling import Recovery
 
-    cli = command_line(options, method, 0 if options.more else options.mixed, "more" if options.more else "")
+    folder = f"written-{options.written}" if options.written else "more" * options.more
+    cli = command_line(options, method, 0 if folder else options.mixed, folder)
+    cli.config.trainer.accelerator = options.accelerator
     cli.config.data.batch_size = OF_A_STEP
     parts, start = cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
@@ -274,7 +292,8 @@ def ending(options: Any) -> str:
     hotter = "" if options.temperature == TEMPERATURE else f"-at-{options.temperature:g}"
     longer = "" if options.distil == DISTILLED else f"-{options.distil}"
     alone = "-outputs" * options.outputs + "-more" * options.more
-    return f"distilled{hotter}{longer}{alone}" if options.distil else "mixed" if options.mixed else "refined"
+    written = f"-written-{options.written}" if options.written else ""
+    return f"distilled{hotter}{longer}{alone}{written}" if options.distil else "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
@@ -307,6 +326,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of both distributions of --distil")
     parser.add_argument("--outputs", action="store_true", help="--distil learns outputs alone, no hidden states")
     parser.add_argument("--more", action="store_true", help="--distil reads no text twice")
+    parser.add_argument("--written", type=int, default=0, help="with --more: so many texts by the dense model instead")
+    parser.add_argument("--accelerator", default="cpu", help="of --distil and --written: gpu, cpu")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None
@@ -315,6 +336,8 @@ def main() -> None:
     prepare(options)
     if options.more:
         prepare_more(options)
+    if options.written:
+        prepare_written(options)
     if common.missing(options, "dense"):
         alone(options, "dense", (1.0,), 0)
     for steps in options.refine:

@@ -294,7 +294,8 @@ def _texts(result: dict[str, Any]) -> str:
     told = result["distilled"]
     longer = "" if told["steps"] == DISTILLED else f", {told['steps']} steps"
     longer += ", outputs alone" * (told.get("alpha_layers") == 0)
-    longer += ", more texts" * (told.get("file", "") is None)
+    if told.get("file", "") is None:
+        longer += ", texts of the dense model" if "-written-" in result["name"] else ", more texts"
     return f"{on}, distilled" + " at 1" * (told.get("temperature", 2) == 1) + longer
 
 

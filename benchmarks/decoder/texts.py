@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 UNKNOWN, HEADING = "<unk>", " ="
+AT_ONCE, GIVEN = 32, 16  # texts that a decoder writes at once; tokens with which each begins
 JUDGES = 8  # texts of the calibration that choose parts by measured divergence
 # as WikiText-2 writes -> as people write
 RULES = (
@@ -73,6 +74,27 @@ def beginnings(tokenizer: Any, file: Path, count: int, length: int) -> Tensor:
     articles = (row["article"] for row in _rows(file))
     tokens = (tokenizer(text, add_special_tokens=False)["input_ids"][: length + 1] for text in articles)
     return torch.tensor(list(islice((own for own in tokens if len(own) > length), count)))
+
+
+def write(net: Any, tokenizer: Any, given: Path, file: Path, count: int, length: int) -> None:
+    """Let a decoder write texts to ``file``, one a line, until there are ``count``; those that are there stay.
+
+    A text begins with the first tokens of a place in the text file ``given``; the others, up to ``length``, are drawn
+    by the model at a temperature of 1. The places and the draws of a batch have the seed of its first text.
+    """
+    tokens = torch.tensor(tokenizer(given.read_text(), add_special_tokens=False)["input_ids"])
+    done, own = file.read_text().count("\n") if file.exists() else 0, min(GIVEN, length // 2)
+    for first in range(done, count, AT_ONCE):
+        torch.manual_seed(first)
+        places = torch.randint(len(tokens) - own, (min(AT_ONCE, count - first), 1)) + torch.arange(own)
+        begun = tokens[places].to(net.device)
+        made = net.generate(
+            begun, attention_mask=torch.ones_like(begun), min_length=length, max_length=length, do_sample=True,
+            temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, pad_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        texts = tokenizer.batch_decode(made, skip_special_tokens=True)
+        with file.open("a") as written:
+            written.writelines(" ".join(text.split()) + "\n" for text in texts)
 
 
 @torch.no_grad()
