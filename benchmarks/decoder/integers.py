@@ -32,8 +32,8 @@ from benchmarks.decoder import run, texts
 from lit_compress.utils.memory import peak_mib
 
 SCRIPT = "decoder/integers"
-LONGEST = "free-0.8-distilled-at-1-900-outputs-more"
-MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6", "free-0.9", "free-0.8-distilled-at-1", LONGEST)
+LONGEST = tuple(f"{method}-0.8-distilled-at-1-900-outputs-more" for method in ("free", "layers"))
+MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6", "free-0.9", "free-0.8-distilled-at-1", *LONGEST)
 FLAGS = ("awq", "scale_estimation", "gptq")
 # way -> arguments of NNCF's compress_weights
 WAYS: dict[str, dict[str, Any]] = {
