@@ -118,6 +118,8 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
         if isinstance(error, MisconfigurationException) or str(error).lstrip(" `").startswith(_WRONG):
             raise UserError(f"trainer: {error}") from error
         raise
+    if trainer.global_step < method.stage.total_steps:
+        note(f"{title}: stopped after step {trainer.global_step} of {method.stage.total_steps}")
     forget(trainer, method)
     split, data.trainer = data.split, None  # type: ignore[assignment]
     _finish_stage(spare, job, stage, run, trainer, split, time.time() - start)

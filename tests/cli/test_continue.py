@@ -155,3 +155,9 @@ def test_a_checkpoint_is_read_once(run, stopped, short_run, monkeypatch):
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main([*args, "--ckpt_path", "last"])
     assert found == ["last.ckpt", "best.ckpt"]
+
+
+def test_a_stage_that_a_callback_stops_is_said(short_run, tmp_path, capsys):
+    stops = "callbacks+=EarlyStopping callbacks.monitor=val/accuracy callbacks.mode=max callbacks.stopping_threshold=0"
+    main(fit(short_run, tmp_path / "run", *(f"--trainer.{word}" for word in stops.split())))
+    assert "retrain: stopped after step 13 of 26" in capsys.readouterr().err
