@@ -23,9 +23,13 @@ GROUP = 32  # weights that share a scale, as in a program
 
 
 def is_rounded(net: Model, partly: bool = False) -> bool:
-    """Return whether all matrices of the blocks are rounded; one that cannot be is not, or does not count if partly."""
-    values = [value for value in _matrices(net) if _fits(value) or not partly]
-    return bool(values) and all(_fits(v) and torch.equal(rounded(v.detach(), GROUP), v) for v in values)
+    """Return whether all matrices of the blocks are rounded; one that cannot be is not, or does not count if partly.
+
+    A matrix that is mostly zeros is pruned: a group with one other value is its own rounding.
+    """
+    values = [value.detach() for value in _matrices(net) if _fits(value) or not partly]
+    full = all(_fits(v) and 2 * v.count_nonzero() > v.numel() for v in values)
+    return bool(values) and full and all(torch.equal(rounded(v, GROUP), v) for v in values)
 
 
 def _matrices(net: Model) -> list[nn.Parameter]:

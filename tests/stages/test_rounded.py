@@ -52,5 +52,8 @@ def test_a_step_has_the_gradient_at_the_rounded_weights(monkeypatch):
     stage.keep_untrained(net)
     assert all(map(torch.equal, matrices(net), after))
     stage.before_validation(net, 1)
+    for value in matrices(sparse := copy.deepcopy(net)):  # pruned to a value of a group, which is its own rounding
+        value.data = value.data * (torch.arange(value.shape[1]) % stages.GROUP == 0)
+    assert not stages.is_rounded(sparse)
     monkeypatch.setattr(stages, "GROUP", 64)  # wider than some matrices: a program would round these untrained
     assert not stages.is_rounded(net)
