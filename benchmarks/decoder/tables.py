@@ -37,7 +37,8 @@ TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 DISTILLED = 300  # steps of rows without another number
 # points on each side of a mean in the picture, of every tenth step; points of distillations that are not in it
 SMOOTHED, FEW = 5, 40
-COLORS = ("#1f6fb4", "#c44e52", "#4a9b5b")
+COLORS = ("#1f6fb4", "#c44e52", "#4a9b5b", "#8a63b5")
+WRITTEN = "-written-"  # in the names of rows that read texts of the dense model
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
 HEAD = """## Perplexity right after `factorize`
@@ -173,8 +174,9 @@ def figures() -> Iterator[tuple[str, Any]]:
         curve, batch = told["curve"], told["batch"]
         near = [[value for _, value in curve[max(0, i - SMOOTHED) : i + SMOOTHED + 1]] for i in range(len(curve))]
         tokens = [step * batch * made["tokens"] / 1000 for step, _ in curve]
-        texts = "more texts, each read once" if told["file"] is None else "500 texts, read twice"
-        what = {"free": "heads and neurons", "layers": "whole blocks"}[made["method"]]
+        texts = "500 texts, read twice" if told["file"] else "more texts, each read once"
+        texts = "texts of the dense model" if WRITTEN in made["name"] else texts
+        what = "whole blocks" if made["method"] == "layers" else "heads and neurons"
         axes.plot(tokens, [value for _, value in curve], color=color, alpha=0.2)
         axes.plot(tokens, [mean(values) for values in near], color=color, linewidth=2, label=f"{what}, {texts}")
     axes.set(xlabel="thousand tokens read", ylabel="divergence from dense, nats a token", title="SmolLM2-135M at 0.8")
@@ -295,7 +297,7 @@ def _texts(result: dict[str, Any]) -> str:
     longer = "" if told["steps"] == DISTILLED else f", {told['steps']} steps"
     longer += ", outputs alone" * (told.get("alpha_layers") == 0)
     if told.get("file", "") is None:
-        longer += ", texts of the dense model" if "-written-" in result["name"] else ", more texts"
+        longer += ", texts of the dense model" if WRITTEN in result["name"] else ", more texts"
     return f"{on}, distilled" + " at 1" * (told.get("temperature", 2) == 1) + longer
 
 
