@@ -152,7 +152,10 @@ def choose_teacher(cli: CommandLine, run: Run) -> None:
     if run.started:
         return _as_stored(cli, run.config())
     job = cli.ready()
-    asked, task = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names), job.data.record
+    dense, task = [name for name in cli.line.names if name.startswith("model.dense")], job.data.record
+    asked = dense or any(name.startswith("model.teacher") for name in cli.line.names)
+    if init.get("teacher") and dense:
+        note(f"{dense[0]}: not used, since model.teacher is given; no dense stage is trained")
     if init.get("teacher") or not finetuned_on(job.method.backbone, task) or asked:
         return
     cli.backbone_as_teacher()

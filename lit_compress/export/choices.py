@@ -98,6 +98,11 @@ class Choices:
         before, metric = report["dense"]["metric"], report["metric"]
         after = (report.get("program") or {}).get("metric", report["compressed"]["metric"])  # of one of integers
         lost = 100 * (before - after) if metric["mode"] == "max" else after - before
+        if metric["name"] == "perplexity" and (changed := (report.get("vocabulary") or {}).get("dev_changed")):
+            raise UserError(
+                f"export: --max_drop compares perplexities of the same pieces, and {changed} dev inputs have others "
+                "with --vocabulary data; leave one of them out; nothing was exported"
+            )
         if not lost <= self.max_drop:
             raise UserError(
                 f"export: dev {metric['name']} goes from {before:.4f} to {after:.4f}, {lost:.2f} points, more than "

@@ -111,6 +111,8 @@ def choice_lines(report: dict[str, Any]) -> list[str]:
             f"{words['inputs']:,} training inputs and {words['dev_changed']:,} of {words['dev_inputs']:,} dev inputs "
             "have other pieces now"
         )
+        if words["dev_changed"] and report["metric"]["name"] == "perplexity":
+            lines[-1] += ": their perplexity is of other pieces, so it cannot be compared"
     if table := report["embeddings"]:
         size = f"{table['bytes']:,} of {table['of']:,} bytes"
         lines.append(f"embeddings: {table['form']}, {size}; off by {table['error']:.1%} of the norm")

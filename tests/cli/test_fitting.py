@@ -55,4 +55,7 @@ def test_a_program_that_lost_nothing_is_not(values, capsys):
 def test_a_vocabulary_that_was_cut_is_told(capsys):
     counts = {"rows": 900, "of": 3000, "inputs": 160, "changed": 0, "dev_inputs": 20, "dev_changed": 7}
     print_choices(report(0.84, 0.84) | {"vocabulary": counts})
-    assert "0 of 160 training inputs and 7 of 20 dev inputs have other pieces now" in capsys.readouterr().out
+    assert "0 of 160 training inputs and 7 of 20 dev inputs have other pieces now\n" in capsys.readouterr().out
+    other = {"name": "perplexity", "mode": "min"}
+    print_choices(report(0.84, 0.84) | {"vocabulary": counts, "metric": other, "program": None})
+    assert "have other pieces now: their perplexity is of other pieces, so it" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
 
 
 @pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
-def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, monkeypatch):
+def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, monkeypatch, capsys):
     """The head would be trained anew from exchanged answers."""
     monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda *args: None)
     monkeypatch.setattr("lit_compress.cli.fitting._report", lambda run, cli: None)
@@ -86,7 +86,9 @@ def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         words = command(model, reviews, tmp_path / "other", *extra, "--model.teacher", str(model))
+        capsys.readouterr()
         run, _ = run_fit(read_line("fit", words[1:]))
+    assert ("model.dense.epochs: not used, since model.teacher is given" in capsys.readouterr().err) == bool(extra)
     assert run.config()["data"]["custom"]["labels"] == ["GOOD", "BAD"]
 
 

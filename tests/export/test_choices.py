@@ -236,6 +236,15 @@ def test_an_export_that_loses_too_much(mode, metrics, program, lost):
             Choices(max_drop=0.5).check_drop(report)
 
 
+def test_perplexities_of_two_vocabularies_are_not_compared():
+    report = {"dense": {"metric": 20.0}, "compressed": {"metric": 15.0}, "vocabulary": {"dev_changed": 3}}
+    report["metric"] = {"name": "perplexity", "mode": "min"}
+    with pytest.raises(UserError, match="perplexities of the same pieces, and 3 dev inputs have others"):
+        Choices(max_drop=5).check_drop(report)
+    report["vocabulary"]["dev_changed"] = 0
+    Choices(max_drop=5).check_drop(report)
+
+
 class Names:
     """A tokenizer whose pieces are ``p0``, ``p1`` and so on, and one free place."""
 
