@@ -33,7 +33,8 @@ from lit_compress.utils.memory import peak_mib
 
 SCRIPT = "decoder/integers"
 LONGEST = tuple(f"{method}-0.8-distilled-at-1-900-outputs-more" for method in ("free", "layers"))
-MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6", "free-0.9", "free-0.8-distilled-at-1", *LONGEST)
+WHOLE_BLOCKS = ("layers-0.9-mixed", "layers-0.7-distilled-at-1-outputs")
+MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6", "free-0.9", "free-0.8-distilled-at-1", *LONGEST, *WHOLE_BLOCKS)
 FLAGS = ("awq", "scale_estimation", "gptq")
 # way -> arguments of NNCF's compress_weights
 WAYS: dict[str, dict[str, Any]] = {
