@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from lit_compress.tasks.base import IGNORED, KIND
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from lit_compress.utils.types import Dataset
 
 # Rows are shuffled, then sorted by length within groups of this many batches: little padding, still random.
 # A small epoch has at least this number of groups, or its batches would have the same rows in every epoch.

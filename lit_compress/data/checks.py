@@ -20,10 +20,10 @@ from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
+from lit_compress.utils.types import Dataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Dataset
 
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep

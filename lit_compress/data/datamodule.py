@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -29,10 +29,7 @@ from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import pins_memory
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+from lit_compress.utils.types import Dataset, Tokenizer
 
 HELD_OUT = "held_out"  # the split that data.hold_out makes
 
@@ -53,7 +50,7 @@ class DataModule(DataSettings):
     The settings are in :class:`~lit_compress.data.settings.DataSettings`.
     """
 
-    def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
+    def read_by(self, tokenizer: Tokenizer) -> Self:
         """Return the same data as another tokenizer reads it; the splits are tokenised when they are asked for."""
         other = copy.copy(self)
         other.tokenizer, other._splits, other.predicted = tokenizer, {}, ""

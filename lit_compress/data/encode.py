@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,16 +21,12 @@ from lit_compress.models.backbones import load_finetuned, load_tokenizer
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
+from lit_compress.tasks.base import Columns
 from lit_compress.tasks.records import Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
-
-    from lit_compress.tasks.base import Columns
+from lit_compress.utils.types import Dataset, Tokenizer
 
 FORMAT = 2  # to be raised when the columns written here change, so that old caches are not read
 TARGETS = 1  # to be raised when the vectors are computed in another way
@@ -40,7 +36,7 @@ ROWS_PER_PROCESS = 20_000  # with fewer rows another process does not pay
 _OWN = {"truncation_side": "right", "split_special_tokens": False, "tgt_lang": None}
 
 
-def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_key(tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines the token ids of a text, without the tokenizer's path."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # arguments of the last call, no property of the tokenizer
@@ -59,7 +55,7 @@ def content_key(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> str:
+def encoding_key(dataset: Dataset, tokenizer: Tokenizer, task: Task, max_length: int) -> str:
     """Return a hash of everything that determines the result of :func:`encode`."""
     return short_hash(
         FORMAT,
@@ -79,9 +75,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
     )
 
 
-def encode(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int, key: str | None = None
-) -> Dataset:
+def encode(dataset: Dataset, tokenizer: Tokenizer, task: Task, max_length: int, key: str | None = None) -> Dataset:
     """Return checked rows as :meth:`TaskType.encode` makes inputs of them, in their order, read from disk.
 
     ``key`` is from :func:`encoding_key`, which reads all rows; None: it is computed.
@@ -89,7 +83,7 @@ def encode(
     Raises:
         UserError: the cache folder cannot be written.
     """
-    from datasets import Dataset, concatenate_datasets
+    import datasets
 
     key = key or encoding_key(dataset, tokenizer, task, max_length)
 
@@ -114,7 +108,7 @@ def encode(
         )
 
     files = sorted(build_once(cache_folder() / f"tokens-{key}", fill).glob("*.arrow"))  # of each process
-    return concatenate_datasets([Dataset.from_file(str(file)) for file in files])
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
 
 
 def add_targets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from lit_compress.data.batching import VALIDATION_SEED, drawn_order
 from lit_compress.data.readers import CHUNK
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from lit_compress.utils.types import Dataset
 
 
 def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], max_length: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
@@ -21,9 +21,7 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub import is_name
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from lit_compress.utils.types import Tokenizer
 
 LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
@@ -172,7 +170,7 @@ class DataSettings(LightningDataModule):
             self.record = replace(self.record, pooling=_asked(pooling, **self._asked_pooling))
 
     @functools.cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """The backbone's tokenizer."""
         tokenizer = load_tokenizer(self.backbone, self.record)
         if line := task_type(self.record).reads_otherwise(self.record, tokenizer):

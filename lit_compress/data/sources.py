@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
@@ -28,9 +28,7 @@ from lit_compress.utils.files import POINTER, is_pointer
 from lit_compress.utils.hub import Snapshot, card_configurations, choose_configuration, dataset_snapshot, is_name
 from lit_compress.utils.manifest import file_hash
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from lit_compress.utils.types import Dataset
 
 CUSTOM = "custom"  # the task whose record data/custom.py makes
 ALL = "all"  # name of a split with every row of a single file

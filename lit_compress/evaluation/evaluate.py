@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lit_compress.data.batching import ResumableLoader
 from lit_compress.data.checks import KEPT
@@ -19,10 +20,6 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ROWS = 512  # of a divergence: enough for two digits
 

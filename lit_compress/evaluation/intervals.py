@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-
 
 DRAWS = 1000
 MOST_VALUES = 2 * 10**7  # of all draws; more rows are drawn less often

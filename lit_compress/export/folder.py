@@ -24,7 +24,6 @@ from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import forget_code
-from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
@@ -33,6 +32,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import track
+from lit_compress.utils.types import Config, Model
 
 
 def check_out(out: Path) -> None:

@@ -20,10 +20,10 @@ from torch import nn
 from lit_compress.layers import LAYERS
 from lit_compress.models.outline import ordinary_form
 from lit_compress.models.own_code import MODULE
-from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import describe, replace
 from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.types import Config, Model
 
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
 REFUSAL = "compressed: load this folder with trust_remote_code=True"

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,7 @@ from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
 from lit_compress.tasks import TaskType, task_type_of_net
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
+from lit_compress.utils.types import Config, Tokenizer
 
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
@@ -44,7 +41,7 @@ Inputs = dict[str, Tensor]
 
 def write_program(
     net: Model,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     folder: Path,
     form: ProgramFormat,
     kind: TaskType | None = None,
@@ -105,9 +102,7 @@ class _Logits(nn.Module):
         return self.kind.gives(self.net(**inputs), inputs)
 
 
-def example_inputs(
-    net: Model, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
-) -> Inputs:
+def example_inputs(net: Model, tokenizer: Tokenizer, batch: int, length: int, padded: bool = True) -> Inputs:
     """Return random inputs [batch, length]; ``padded``: the second half of the second text is padding."""
     inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length, padded)
     if "token_type_ids" in tokenizer("a") and "token_type_ids" in inspect.signature(net.forward).parameters:
@@ -189,7 +184,7 @@ class Program(nn.Module):
     The model's ``config`` names its padding; None: batches are padded as it reads them.
     """
 
-    def __init__(self, run: Callable[[Inputs], Inputs], config: PreTrainedConfig | None = None) -> None:
+    def __init__(self, run: Callable[[Inputs], Inputs], config: Config | None = None) -> None:
         super().__init__()
         self.config, self.run = config, run
 

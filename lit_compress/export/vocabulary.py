@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import replace, with_same_parameters
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from lit_compress.utils.types import Tokenizer
 
 _OPTION = "export: --vocabulary data"
 MISSED = 0.1  # share of training texts that are left out in the count, and are spelled otherwise, at most
@@ -96,7 +93,7 @@ def cut_vocabulary(net: Model, data: DataModule) -> tuple[Model, DataModule, dic
     return small, other, facts
 
 
-def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, used: Iterable[int]) -> tuple[PreTrainedTokenizerBase, list[int]]:
+def cut_tokenizer(tokenizer: Tokenizer, used: Iterable[int]) -> tuple[Tokenizer, list[int]]:
     """Return a tokenizer with the pieces that the ids ``used`` and unknown words need, and the old id of each new one.
 
     Raises:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lit_compress.layers.deployed.adopted import SomeHeads, SomeT5Heads
 from lit_compress.models.record import Architecture, Returns, Role, Stack, SubLayerSpec, SubLayerType
 from lit_compress.utils.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from lit_compress.utils.types import Model
 
 
 def _under(path: str, linears: dict[str, Role]) -> dict[str, Role]:
@@ -229,7 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-def get_architecture(net: PreTrainedModel) -> Architecture:
+def get_architecture(net: Model) -> Architecture:
     """Return the record of the architecture of ``net``.
 
     Raises:

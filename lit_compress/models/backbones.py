@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.models.checks import check_head, check_tensors, check_tokenizer, is_finetuned, refuse_compressed
 from lit_compress.models.files import check_form
@@ -21,10 +21,7 @@ from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub import is_name, model_snapshot
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
+from lit_compress.utils.types import Config, Tokenizer
 
 DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
@@ -65,7 +62,7 @@ def one_line(what: str, name: str, option: str) -> Iterator[None]:
         raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
 
 
-def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
+def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> Tokenizer:
     """Load the fast tokenizer of ``backbone``, with a token that can pad (models/padding.py).
 
     Raises:
@@ -91,7 +88,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     return tokenizer
 
 
-def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
+def set_padding(config: Config, backbone: str, task: Task, option: str) -> None:
     """Let a configuration that names no padding token name the tokenizer's, where a head looks for the last token.
 
     Elsewhere it stays unchanged: the embedding of a padding token gets no gradient, and the token may be the end.
@@ -100,7 +97,7 @@ def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str
         config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
 
 
-def load_config(name: str, task: Task, option: str = "model.backbone", trained: bool = False) -> PreTrainedConfig:
+def load_config(name: str, task: Task, option: str = "model.backbone", trained: bool = False) -> Config:
     """Load the configuration of a model with the head of ``task``: label names, problem type, class of the model.
 
     Args:
@@ -196,7 +193,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     return is_finetuned(f"model.backbone: '{backbone}'", folder, task)
 
 
-def empty_net(config: PreTrainedConfig) -> Model:
+def empty_net(config: Config) -> Model:
     """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
 

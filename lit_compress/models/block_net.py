@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.files import LazyTensors
-from lit_compress.models.sites import Config, Model, base_prefix, blocks
+from lit_compress.models.sites import base_prefix, blocks
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import Structure, empty_parameters, rebuild, replace
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.types import Config, Model
 
 BatchTensors = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -21,10 +21,7 @@ from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
+from lit_compress.utils.types import Config, Tokenizer
 
 _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and that models now make themselves
 
@@ -90,7 +87,7 @@ def check_finite(what: str, net: Model) -> None:
             raise UserError(f"{what}: '{name}' has values that are not finite; its training diverged, or it is broken")
 
 
-def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+def check_tokenizer(what: str, tokenizer: Tokenizer, config: Config) -> None:
     """Refuse a tokenizer in Python, one without words, or one with more tokens than the model has embeddings."""
     if not tokenizer.is_fast:
         raise UserError(
@@ -108,7 +105,7 @@ def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTr
         )
 
 
-def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
+def check_head(what: str, config: Config, task: Task) -> None:
     """Refuse a trained head that answers another question than the task's: another type, or other labels.
 
     Labels are compared without regard to case and punctuation. Where they have no names (``LABEL_0``, ``0``), their

@@ -23,7 +23,6 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import SUBLAYER_GATES, cut_units
 from lit_compress.models.sites import (
-    Config,
     Model,
     SubLayer,
     embedding_params,
@@ -41,6 +40,7 @@ from lit_compress.numerics.ranks import stored
 from lit_compress.numerics.search import largest
 from lit_compress.numerics.structures import uniform_options
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.types import Config
 
 LayerShape = Literal["free", "uniform"]  # of a compressed model: whether all layers have the same numbers of units
 _KINDS = ("attention", "ffn")

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lit_compress.models.sites import Config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
+from lit_compress.utils.types import Config
 
 MODULE = "modeling_compressed"  # the modelling file of an export
 _MAPS = ("auto_map", "dense_auto_map")  # the second: in exports of earlier versions, of the dense model

@@ -10,15 +10,10 @@ Some families number positions from behind the padding token, and so have fewer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
+from lit_compress.utils.types import Config, Tokenizer
 
 # Families whose first token has the position pad_token_id + 1. OPT, BART and YOSO have rows of their own in front, and
 # rotary and relative positions have no table: of theirs all are left.
@@ -29,7 +24,7 @@ BEHIND_PADDING = {
 _PADS = {"mpnet": 1}  # whatever its pad_token_id
 
 
-def finds_last(config: PreTrainedConfig, task: Task) -> bool:
+def finds_last(config: Config, task: Task) -> bool:
     """Return whether models of ``config`` for ``task`` read the last real token: a decoder's classifier."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -39,13 +34,13 @@ def finds_last(config: PreTrainedConfig, task: Task) -> bool:
     return writes and not fills and not config.is_encoder_decoder
 
 
-def names_padding(config: PreTrainedConfig) -> bool:
+def names_padding(config: Config) -> bool:
     """Return whether a configuration names a row of the embeddings as padding; some have None or -1."""
     number = getattr(config, "pad_token_id", None)
     return number is not None and 0 <= number < config.vocab_size
 
 
-def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, task: Task) -> None:
+def set_pad_token(what: str, tokenizer: Tokenizer, config: Config, task: Task) -> None:
     """Set the token that pads where a tokenizer has none, or one that a head would misread.
 
     If a head looks for the last token, the configuration's padding token pads. If it names none, the tokenizer's does,
@@ -72,14 +67,14 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     tokenizer.pad_token = free[0]
 
 
-def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _last(tokenizer: Tokenizer) -> str | None:
     """Return the special token that a tokenizer puts behind every text; None if it puts none there."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     return str(tokenizer.convert_ids_to_tokens(ids[-1])) if ids and special[-1] else None
 
 
-def usable_positions(config: PreTrainedConfig) -> int | None:
+def usable_positions(config: Config) -> int | None:
     """Return the largest number of tokens of a text that models of ``config`` can read; None if nothing limits it."""
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_encoder_position_embeddings", None)
     if most is None or config.model_type not in BEHIND_PADDING:

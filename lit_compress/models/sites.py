@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -18,12 +18,8 @@ from lit_compress.layers.deployed.removed import Removed, Returns
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.record import Architecture, Role, SubLayerType, parts_of
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.types import Model
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-Model: TypeAlias = "PreTrainedModel"  # whose module is imported late, as it takes a second
-Config: TypeAlias = "PreTrainedConfig"
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part", bound="SubLayer")
 SITES = "found_sites"  # attribute of a model that was searched
@@ -179,7 +175,7 @@ def find_sites(net: Model) -> list[Site]:
     return [site for site in vars(net)[SITES] if _is_there(net, site.name)]
 
 
-def search_sites(net: PreTrainedModel) -> list[Site]:
+def search_sites(net: Model) -> list[Site]:
     """Search the blocks for :func:`find_sites`."""
     specs = get_architecture(net).sublayers
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}

@@ -12,12 +12,12 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_finite
 from lit_compress.models.files import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.own_code import check_code, forget_code, is_exported, read_config
-from lit_compress.models.sites import Config, Model
 from lit_compress.models.surgery import check_structure, describe, empty_parameters, rebuild, replace
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.manifest import check_manifest
+from lit_compress.utils.types import Config, Model
 
 ACTIVATIONS = "activations"  # in the configuration of an export: the functions whose names only its own code knows
 

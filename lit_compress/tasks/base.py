@@ -11,7 +11,8 @@ Data (``label_of``, ``encode``), methods (``logits``, ``counted``, ``observe``) 
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,7 @@ from torch import Tensor
 from lit_compress.numerics.losses import LossKind, distillation_loss, task_loss
 from lit_compress.tasks.records import Task
 from lit_compress.utils.tables import as_code, escaped
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
+from lit_compress.utils.types import Config, Metrics, Model, Tokenizer
 
 UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
 KIND = "__kind__"  # column: number of the kind of text that a row is of
@@ -34,11 +29,6 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Columns = dict[str, list[Any]]  # name -> a value per row
 Batch = dict[str, Tensor]
-# named here for all types of task: the libraries are not imported for their names
-Config: TypeAlias = "PreTrainedConfig"
-Model: TypeAlias = "PreTrainedModel"
-Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
-Metrics: TypeAlias = "MetricCollection"
 
 
 def inputs_of(batch: Batch) -> Batch:
