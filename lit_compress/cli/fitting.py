@@ -16,6 +16,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.choices import Choices
+from lit_compress.export.speed_asked import find_place
 from lit_compress.export.table import choice_lines, print_table
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
@@ -29,7 +30,7 @@ from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_report
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import check_stages
-from lit_compress.run.solve import solve, speed_place
+from lit_compress.run.solve import solve
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, link_if_equal
 from lit_compress.utils.progress import note
@@ -132,7 +133,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, density: float | Non
     if budget is None:
         return job
     if budget.kind == "speedup":
-        place = speed_place(job)
+        place = find_place(budget, job.choices, job.dense, job.length)
         where = "one thread" if place.device == "cpu" else "bfloat16"
         note(f"budget {budget.asked}: measured in {place}, {where}")
         choices.format, choices.dtype = place.choices.format, place.choices.dtype

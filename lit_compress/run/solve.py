@@ -7,14 +7,13 @@ remain (``Stage.outline``), and the accounting counts them. A speed-up is measur
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import outline_export
-from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place, slowest
+from lit_compress.export.speed_asked import Programs, bytes_of_shapes, find_place, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, flops
 from lit_compress.models.budget import Budget, shown
@@ -104,12 +103,7 @@ def solve(job: Job) -> float:
     if budget.kind == "density":
         return budget.value
     if budget.kind == "speedup":
-        density, gains = search_speed(job)
-        if density is None and not gains:
-            outline(job, 0.25)  # says what cannot work
-        if density is None:
-            raise too_fast(job, gains)
-        return density
+        return _solve_speed(job, budget)
     whole = Outline(job.dense, job.dense, job.length, False)
     stored = Choices(dtype=choices.dtype) if choices.half else AS_IS  # a file of 16 bits has half of the bytes
     before = cost(budget, replace(whole, net=outline_export(job.dense, stored)))
@@ -136,7 +130,7 @@ def solve(job: Job) -> float:
         if best is None and errors and len(tried) == 1:
             raise errors[0]
         if best is None:
-            raise _impossible(job, min(tried, key=partial(cost, budget)), more, before)
+            raise _impossible(job, budget, min(tried, key=partial(cost, budget)), more, before)
         return best
 
     best = search()
@@ -150,28 +144,14 @@ def solve(job: Job) -> float:
     return best
 
 
-Gains = list[dict[str, Any]]
-
-
-def speed_place(job: Job) -> Place:
-    """Return where the speed-up of a budget is measured, as :func:`find_place`."""
-    assert job.method.budget is not None
-    return find_place(job.method.budget, job.choices, job.dense, job.length)
-
-
-def programs_of(job: Job) -> Programs:
+def programs_of(job: Job, budget: Budget) -> Programs:
     """Return the programs whose speed-up the budget of a job asks for."""
-    return Programs(job.dense, job.data.tokenizer, speed_place(job))
+    return Programs(job.dense, job.data.tokenizer, find_place(budget, job.choices, job.dense, job.length))
 
 
-def search_speed(job: Job) -> tuple[float | None, dict[float, Gains]]:
-    """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
-
-    Returns:
-        The density; None: it is not reached. And by density :meth:`Programs.gains` at all that were tried.
-    """
-    assert job.method.budget is not None
-    speedup, timed, gains = job.method.budget.value, programs_of(job), dict[float, Gains]()
+def _solve_speed(job: Job, budget: Budget) -> float:
+    """Return the largest density at which programs are so much faster than the dense model's as ``budget`` asks for."""
+    timed, gains = programs_of(job, budget), dict[float, list[dict[str, Any]]]()
 
     def cost(density: float) -> float | None:
         try:
@@ -182,24 +162,22 @@ def search_speed(job: Job) -> tuple[float | None, dict[float, Gains]]:
         note(f"density {density:.4g} in {timed.place.runtime}: {gain_words(gains[density])}")
         return 1 / slowest(gains[density]) / (1 - MARGIN if made.about else 1)
 
-    return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}), gains
-
-
-def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
-    """Return the line for a speed-up that no density reaches; ``gains`` were measured."""
-    assert job.method.budget is not None
-    most, asked = max(map(slowest, gains.values()), default=1.0), job.method.budget.asked
-    _, at, place = asked.partition("@")
+    density = 1.0 if budget.value <= 1 else within_limit(cost, 1 / budget.value, {1.0: 1.0})
+    if density is not None:
+        return density
+    if not gains:
+        outline(job, 0.25)  # says what cannot work
+    most, (_, at, place) = max(map(slowest, gains.values()), default=1.0), budget.asked.partition("@")
     near = f"speedup={0.97 * most:.3g}x{at}{place}" if most > 1.05 else "flops=0.5"
     name = type(job.method).__name__
-    return UserError(f"model.budget: '{asked}' cannot be met by {name}, which reaches {most:.3g}x; nearest: {near}")
+    raise UserError(
+        f"model.budget: '{budget.asked}' cannot be met by {name}, which reaches {most:.3g}x; nearest: {near}"
+    )
 
 
-def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
+def _impossible(job: Job, budget: Budget, made: Outline, more: int, before: float) -> UserError:
     """Return the line for a budget that no density meets, not even the smallest shapes that were ``made``."""
-    budget, name = job.method.budget, type(job.method).__name__
-    assert budget is not None
-    kind = budget.kind
+    kind, name = budget.kind, type(job.method).__name__
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
     what = " of the FLOPs" if kind == "flops" else ""
     near = {"flops": f"{1.005 * least:.3g}", "params": f"{1.005 * least:.0f}", "size": f"{1.005 * least / 1e6:.4g}MB"}

@@ -138,7 +138,7 @@ def test_whole_sublayers_may_go_for_a_small_budget(dense):
 
 @pytest.mark.parametrize("asked", ["size=60kB", "speedup=9x@onnx,1x12"])
 def test_settings_that_never_work_are_refused_as_without_a_budget(asked, dense, monkeypatch):
-    monkeypatch.setattr(module, "programs_of", lambda _: ByWeights())
+    monkeypatch.setattr(module, "programs_of", lambda *_: ByWeights())
     with pytest.raises(UserError, match=r"^prune\.tokens: 4 tokens are fewer than the 32 dimensions"):
         solve(job_of("SP3", asked, dense, prune=ProjectedPruning(tokens=4)))
 
@@ -168,7 +168,7 @@ def milliseconds(net):
 @pytest.mark.parametrize("name", ["SVD", "CoFi", "SecondOrder"])
 def test_a_speed_up_is_found_by_few_programs(name, dense, monkeypatch):
     timed = ByWeights()
-    monkeypatch.setattr(module, "programs_of", lambda _: timed)
+    monkeypatch.setattr(module, "programs_of", lambda *_: timed)
     job = job_of(name, "speedup=1.5x", dense)
     found = outline(job, solve(job))
     assert 26.384 / 1.5 >= milliseconds(found.net) > 0.92 * 26.384 / 1.5 and timed.asked <= TRIES
@@ -176,7 +176,7 @@ def test_a_speed_up_is_found_by_few_programs(name, dense, monkeypatch):
 
 
 def test_a_speed_up_that_no_shape_reaches(dense, monkeypatch):
-    monkeypatch.setattr(module, "programs_of", lambda _: ByWeights())
+    monkeypatch.setattr(module, "programs_of", lambda *_: ByWeights())
     with pytest.raises(UserError, match=r"by SVD, which reaches 2\.(.*)x; nearest: speedup=2\.(.*)x@onnx,1x12$"):
         solve(job_of("SVD", "speedup=9x@onnx,1x12", dense))
 
