@@ -7,7 +7,8 @@ from tiny import VARIANTS, make_batch, make_net
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lit_compress.export.fuse import fuse
-from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
+from lit_compress.layers import BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm
+from lit_compress.layers.training.masked import MaskedLinear
 from lit_compress.methods.cofi.gates import gated_size, possible_gates
 from lit_compress.models.cut import close_empty_sublayers, cut_closed
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, gate_shapes

@@ -8,7 +8,8 @@ from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.models import accounting as budget
 from lit_compress.models.projected.gates import GATES
 from lit_compress.models.projected.projections import insert_projections

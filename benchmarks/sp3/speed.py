@@ -90,7 +90,7 @@ def speed(rounds: int) -> dict[str, Any]:
 
 def step(rounds: int) -> dict[str, Any]:
     """Time a step with gates, projections and matched hidden states against a dense distillation step, interleaved."""
-    from lit_compress.layers import HardConcrete
+    from lit_compress.layers.training.gated import HardConcrete
     from lit_compress.models.projected.gates import GATES, GateSlots, gate_shapes, gated_size
     from lit_compress.models.projected.projections import identity_bases, insert_projections
     from lit_compress.numerics.losses import distillation_loss, lagrangian, layer_distillation_loss, matched_layers_loss

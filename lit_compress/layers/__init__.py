@@ -17,10 +17,7 @@ from lit_compress.layers.deployed.low_rank import LowRankLinear, LowRankRowsLine
 from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import Int8Embedding, SizedEmbedding, SizedLinear, SizedNorm
-from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
-from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
-from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm
 
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
@@ -29,10 +26,3 @@ LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     SizedLinear, SizedNorm, SomeHeads, SomeT5Heads, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
-__all__ = [
-    "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
-    "HardConcrete", "Int8Embedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
-    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "ProjectedLinear",
-    "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm", "SomeHeads", "SomeT5Heads",
-    "StackedLowRankLinear", "StreamBlock", "StreamNorm",
-]  # fmt: skip

@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_compress.layers import BlockMaskedLinear
+from lit_compress.layers.training.masked import BlockMaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import add_constant, cut_units

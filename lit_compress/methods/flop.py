@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.layers import GatedRankLinear
+from lit_compress.layers.training.gated import GatedRankLinear
 from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.sites import Model, site_shapes

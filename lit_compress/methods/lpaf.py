@@ -32,7 +32,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lit_compress.layers import LowRankLinear, MixedRankLinear
+from lit_compress.layers import LowRankLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, factorize

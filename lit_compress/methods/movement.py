@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from lit_compress.layers import MaskedLinear
+from lit_compress.layers.training.masked import MaskedLinear
 from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly

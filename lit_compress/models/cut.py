@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import (
-    LAYERS,
-    GatedLinear,
-    GatedNorm,
-    LowRankSparseLinear,
-    Removed,
-    SizedEmbedding,
-    SizedLinear,
-    SizedNorm,
-)
+from lit_compress.layers import LAYERS, LowRankSparseLinear, Removed, SizedEmbedding, SizedLinear, SizedNorm
+from lit_compress.layers.training.gated import GatedLinear, GatedNorm
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of, split_parts
 from lit_compress.models.residual_stream import residual_stream

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lit_compress.layers import HardConcrete
+from lit_compress.layers.training.gated import HardConcrete
 from lit_compress.models.sites import Model
 from lit_compress.numerics.foreach import on_cpu
 from lit_compress.numerics.hard_concrete import Size, fit_budget, keep_best, kept_units

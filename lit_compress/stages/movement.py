@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_compress.layers import BlockMaskedLinear
+from lit_compress.layers.training.masked import BlockMaskedLinear
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, select_rows

@@ -12,7 +12,7 @@ from tiny import ALL, TINY, make_batch, make_net
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import MixedRankLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.models.storage import ACTIVATIONS, load_net
 from lit_compress.models.surgery import factorize
 from lit_compress.stages.rank_rule import RankRule

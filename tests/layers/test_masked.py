@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.layers import LowRankSparseLinear, MaskedLinear
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.layers.training.masked import MaskedLinear
 
 
 def make(out, inner, keep, bias=True):

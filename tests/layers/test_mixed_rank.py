@@ -5,7 +5,8 @@ import torch
 from moments import decompose
 from torch import nn
 
-from lit_compress.layers import LowRankLinear, MixedRankLinear
+from lit_compress.layers import LowRankLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
 
 
 @pytest.fixture

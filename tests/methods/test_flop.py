@@ -8,7 +8,8 @@ from tiny import make_net
 from torch import nn
 
 from lit_compress.export.fuse import fuse
-from lit_compress.layers import GatedRankLinear, LowRankLinear
+from lit_compress.layers import LowRankLinear
+from lit_compress.layers.training.gated import GatedRankLinear
 from lit_compress.methods import FLOP
 from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped
 from lit_compress.models.accounting import density, stored_density

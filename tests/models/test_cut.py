@@ -13,7 +13,8 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import GatedNorm, LowRankSparseLinear
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.layers.training.gated import GatedNorm
 from lit_compress.methods.cofi.gates import gate_net, gated_size, possible_gates, set_gates
 from lit_compress.methods.cofi.with_losparse import COARSE
 from lit_compress.models import accounting as budget

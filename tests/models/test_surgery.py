@@ -9,7 +9,8 @@ from moments import decompose
 from tiny import ALL, TINY, make_net
 from torch import nn
 
-from lit_compress.layers import LowRankLinear, LowRankSparseLinear, MixedRankLinear
+from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.models import storage, surgery
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.sites import find_sites

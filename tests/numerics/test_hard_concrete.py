@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_compress.layers import HardConcrete
+from lit_compress.layers.training.gated import HardConcrete
 from lit_compress.numerics.hard_concrete import (
     EPS,
     Size,

@@ -16,7 +16,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from lit_compress.layers import GatedLinear, GatedNorm
+from lit_compress.layers.training.gated import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
 from lit_compress.models.residual_stream import stream_norm
 from lit_compress.models.sites import Model, get_removable, gives_states, module_at, of_kind, size_at, sublayers

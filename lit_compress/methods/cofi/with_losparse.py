@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_compress.layers import GatedLinear
+from lit_compress.layers.training.gated import GatedLinear
 from lit_compress.methods.cofi.cofi import CoFi, CoFiDistillation, CoFiPruning, GatedPruning
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
