@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.compressed import Shared, with_export
 from lit_compress.api.inputs import COLUMNS, brought, named, write_tokenizer
+from lit_compress.calibration.statistics import frozen
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
@@ -225,16 +226,14 @@ def _in_memory(net: Any, data: DataModule, folder: str, split: Literal["validati
     record, config = data.record, net.config
     check_head(f"model: a {type(net).__name__}", _config_of(net), record)
     device, padding = net.device, getattr(config, "pad_token_id", None)
-    modes = [(module, module.training) for module in net.modules()]  # frozen parts have their own
     generation = copy.deepcopy(getattr(net, "generation_config", None))
     try:
         set_padding(config, folder, record, "model")
         task_type(record).configure(net, record)
-        return evaluate_net(net, data, split, sure=True)
+        with frozen(net):
+            return evaluate_net(net, data, split, sure=True)
     finally:
         net.to(device)
-        for module, training in modes:
-            module.training = training
         net.generation_config, config.pad_token_id = generation, padding
 
 

@@ -21,6 +21,10 @@ MODULE = "modeling_compressed"  # the modelling file of an export
 _MAPS = ("auto_map", "dense_auto_map")  # the second: in exports of earlier versions, of the dense model
 _FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")  # that have them
 _KERNELS = ("attn_implementation", "experts_implementation")  # with a slash: a repository of compiled code
+# names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
+_COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
+_SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
+MOST_COUNTED, MOST_SIZED = 4096, 2**24
 
 
 def check_code(what: str, folder: Path) -> None:
@@ -51,12 +55,6 @@ def check_code(what: str, folder: Path) -> None:
     if of_words:
         read = "; tokenizer.json is read without it" if (folder / "tokenizer.json").is_file() else ""
         note(f"{what}: the code of its tokenizer ({files[-1]}) is not run{read}")
-
-
-# names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
-_COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
-_SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
-MOST_COUNTED, MOST_SIZED = 4096, 2**24
 
 
 def read_config(what: str, folder: Path, **values: Any) -> Config:

@@ -39,6 +39,7 @@ from lit_compress.utils.progress import track
 Net = TypeVar("Net", bound=Model)
 _NAMES = "transposed"  # attribute of a module: names of its children whose weights are transposed in files
 Structure = dict[str, dict[str, Any]]
+LARGEST = 2**16  # size in a structure that a model may have without a tensor that is as large
 
 
 class TransposedLinear(nn.Linear):
@@ -168,9 +169,6 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input."""
     weights = [module_at(net, name, nn.Linear).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
-
-
-LARGEST = 2**16  # size in a structure that a model may have without a tensor that is as large
 
 
 def check_structure(structure: Any, net: Model, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -22,6 +22,8 @@ from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import local, sum_over_ranks
 
 MOST_SKIPPED = 20  # optimizer steps in a row
+_SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density", "val/score": ""}  # in lines
+_IN_BAR = ("loss", "density", "target", "skipped")  # what the stage logs
 
 
 class _Kept(Callback):
@@ -175,9 +177,6 @@ class EpochLines(Callback):
         tqdm.write(f"{self.title}: {place}: {shown}")
 
 
-_SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density", "val/score": ""}
-
-
 class StageBar(TQDMProgressBar):
     """Lightning's progress bar, with the loss and the density."""
 
@@ -189,6 +188,3 @@ class StageBar(TQDMProgressBar):
         metrics = {k: v for k, v in super().get_metrics(trainer, *args).items() if k not in ("v_num", "val/score")}
         known = trainer.callback_metrics
         return {name: float(known[f"train/{name}"]) for name in _IN_BAR if f"train/{name}" in known} | metrics
-
-
-_IN_BAR = ("loss", "density", "target", "skipped")

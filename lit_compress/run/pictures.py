@@ -17,6 +17,8 @@ from lit_compress.run.results import front
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, ms", 1.0)}  # cost -> label, its unit
+
 
 def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return ``color`` and ``marker`` of every label for matplotlib; 50 are different."""
@@ -76,9 +78,6 @@ def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figur
     axes.set_yticklabels(map(_plain, names))
     figure.colorbar(image, label="density")
     return figure
-
-
-PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, ms", 1.0)}  # cost -> label, its unit
 
 
 def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:

@@ -18,6 +18,8 @@ STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per 
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
 SETTINGS = "config_sentence_transformers.json"
 _CAN = "Pooling and Normalize, in this order, can be kept"
+# keys of the pooling that older versions of sentence-transformers read: what they begin with, their ends
+OLDER, OLDER_NAMES = "pooling_mode_", {"cls_token": "cls", "mean_tokens": "mean"}
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,6 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         raise UserError(f"{what}: {str(error).removeprefix('data.pooling: ')}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{what}: a file of sentence-transformers in it is broken ({error})") from error
-
-
-# keys of the pooling that older versions of sentence-transformers read: what they begin with, their ends
-OLDER, OLDER_NAMES = "pooling_mode_", {"cls_token": "cls", "mean_tokens": "mean"}
 
 
 def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:

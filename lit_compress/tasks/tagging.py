@@ -19,6 +19,9 @@ from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError
 
+# letters of the schemes IOB, IOE, BIOES, BILOU, BMES and BMEWO -> what they mean in BIOES
+_LETTERS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
+
 
 class Tagging(TaskType):
     """Tagging: logits [b, tokens, classes]; labels [b, tokens], -100 except at the first tokens of words.
@@ -126,10 +129,6 @@ class Tagging(TaskType):
     def example(self, task: Task) -> str:
         """Return words as they are tokenised here."""
         return '["some", "words"], is_split_into_words=True' if task.split_words else '"some words"'
-
-
-# letters of the schemes IOB, IOE, BIOES, BILOU, BMES and BMEWO -> what they mean in BIOES
-_LETTERS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
 
 
 def entity_tags(labels: Sequence[str]) -> dict[str, tuple[str, str]] | None:

@@ -22,6 +22,10 @@ import yaml
 from lit_compress.utils.errors import UserError
 
 T = TypeVar("T")
+_POINTS = b"version https://git-lfs.github.com/spec/"
+POINTER = "a Git LFS pointer, not the file itself; run git lfs pull in its repository"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
+_NO_ROOM = re.compile(r"No space left on device|Read-only file system|Disk quota exceeded|File too large")
 
 
 def check_folder(option: str, path: Path, file: bool = False) -> None:
@@ -134,10 +138,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-_POINTS = b"version https://git-lfs.github.com/spec/"
-POINTER = "a Git LFS pointer, not the file itself; run git lfs pull in its repository"
-
-
 def link_if_equal(path: Path, other: Path) -> None:
     """Make a file a hard link to an equal one; it stays as it is where they differ, or where there are no links."""
     if not (path.is_file() and other.is_file()) or path.samefile(other) or not filecmp.cmp(path, other, shallow=False):
@@ -214,10 +214,6 @@ def card_fields(path: Path) -> dict[str, Any]:
         return metadata_load(path) or {}
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
-
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
-_NO_ROOM = re.compile(r"No space left on device|Read-only file system|Disk quota exceeded|File too large")
 
 
 def write_failure(error: BaseException | None) -> str | None:

@@ -32,6 +32,7 @@ _ADVICE = {
 # configurations, tokenizers, the code of an export, the card
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
+_NOT_HERE = re.compile(r"[/\\~]|.*::|\w[\w+.-]*:")  # an absolute path, a chain of them, a drive or an address
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,6 @@ def card_configurations(folder: Path) -> dict[str, Any]:
         if _NOT_HERE.match(place) or ".." in re.split(r"[/\\]", place):
             raise UserError(f"'{folder}': its README.md names '{place}', which is not in the folder; give files alone")
     return {str(entry.get("config_name")): entry.get("data_files") for entry in listed}
-
-
-_NOT_HERE = re.compile(r"[/\\~]|.*::|\w[\w+.-]*:")  # an absolute path, a chain of them, a drive or an address
 
 
 def choose_configuration(where: str, known: Collection[str], wanted: str | None) -> str | None:

@@ -11,6 +11,8 @@ from typing import Literal, TextIO
 
 from lit_compress.utils.errors import printable
 
+_SIGNS = re.compile(r"([\\`*{}\[\]<>|#]|(?<!\w)_|_(?!\w))")
+
 
 def print(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:
     """Print lines; characters that a terminal would obey are spelled out."""
@@ -50,9 +52,6 @@ def escaped(text: object) -> str:
     """
     line = printable(" ".join(str(text).split()))
     return _SIGNS.sub(r"\\\1", line)
-
-
-_SIGNS = re.compile(r"([\\`*{}\[\]<>|#]|(?<!\w)_|_(?!\w))")
 
 
 def as_code(text: object) -> str:
