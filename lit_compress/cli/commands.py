@@ -64,6 +64,7 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
         **choices: see Choices.
     """
     place, source = Path(out).expanduser(), Path(run).expanduser()
+    choices = {name: value for name, value in choices.items() if value != "auto"}  # as it is
     if is_export(source):
         check_again(source, choices)
         parts = open_target(find_target(run, "export"), line)

@@ -89,11 +89,11 @@ def constant_answer(data: DataModule) -> dict[str, float]:
     name, best, error = record.metrics[0], 0.0, 0.0
     if constants := kind.constants(record):
         labels = torch.cat([batch["labels"] for batch in data.val_dataloader()[0]])
-    for outputs in constants:
+    for number, outputs in enumerate(constants):
         metrics = build_metrics(record, alone=True)
         kind.observe(metrics, outputs.expand(len(labels), *outputs.shape[1:]), {"labels": labels})
         score = float(metrics.compute()[name])
-        if score <= best and error:
+        if number and score <= best:
             continue
         best = score
         if name == "matthews" or name in CORRELATIONS:  # a constant's is 0 in every sample, a random answer's is not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import datasets
@@ -16,7 +17,9 @@ from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import parse_stored
 from lit_compress.cli.words import Line
+from lit_compress.run.folder import Run
 from lit_compress.utils import progress
+from lit_compress.utils.errors import UserError
 
 
 @pytest.fixture
@@ -208,3 +211,22 @@ def test_another_thing_in_place_of_a_model_is_refused_before_training(option, ru
         line = fails(capsys, "fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", f"--{option}", place)
         assert line.startswith(f"error: {option}: ") and words in line
     assert not (tmp_path / "new").exists()
+
+
+def test_the_usual_dtype_is_that_of_the_run(run, tmp_path, monkeypatch):
+    """``--dtype auto`` is the choice of the run, as without the option."""
+    stored = Run(shutil.copytree(run, tmp_path / "run"))
+    config = yaml.safe_load((stored.folder / "config.yaml").read_text())
+    config["export"]["dtype"] = "bfloat16"
+    stored.keep("config.yaml", yaml.safe_dump(config))
+    asked = []
+
+    def export_run(run, out, data, choices):
+        asked.append(choices.dtype)
+        raise UserError("export: enough")
+
+    monkeypatch.setattr("lit_compress.cli.commands.export_run", export_run)
+    for more in ([], ["--dtype", "auto"], ["--dtype", "float32"]):
+        with pytest.raises(SystemExit):
+            main(["export", str(stored.folder), str(tmp_path / "out"), *more])
+    assert asked == ["bfloat16", "bfloat16", "float32"]

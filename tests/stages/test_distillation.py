@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -166,6 +167,13 @@ class Data:
 def test_the_best_constant_answer(data, expected, error):
     answer = constant_answer(data)
     assert answer == {"constant": pytest.approx(expected), "constant_error": pytest.approx(error, rel=0.01)}
+
+
+def test_the_best_constant_answer_may_have_the_same_score_in_every_sample():
+    """Every row has one of two labels: both labels for all rows are 2/3 right, whatever the rows."""
+    data = Data("go_emotions", *[[1, 0], [0, 1]] * 20)
+    data.record = replace(data.record, labels=("joy", "anger"))
+    assert constant_answer(data) == {"constant": pytest.approx(2 / 3), "constant_error": 0.0}
 
 
 @pytest.mark.parametrize(
