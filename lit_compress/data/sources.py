@@ -142,9 +142,9 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
     """
     hub = TASKS[task].hub if task in TASKS else None
     if path is not None and "/" in path and is_name(path) and Path(path).suffix.lower() not in READERS:
-        return dataset_snapshot("data.path", path, revision, configuration or (hub and hub[1]))
+        return dataset_snapshot("data.path", path, revision, configuration, hub and hub[1])
     if path is None and hub is not None:
-        return dataset_snapshot("data.task", hub[0], revision, hub[1])
+        return dataset_snapshot("data.task", hub[0], revision, usual=hub[1])
     if revision is not None:
         what = f"'{path}' is no name on the hub" if path else f"the data of '{task}' is not on the hub"
         raise UserError(f"data.revision: '{revision}' is given, but {what}; leave it out (null)")
@@ -158,7 +158,7 @@ def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
     if not plain and (known := card_configurations(folder)):
         from datasets import load_dataset
 
-        chosen = choose_configuration(where, known, wanted)
+        chosen = choose_configuration(where, known, task.configuration, task.hub and task.hub[1])
         # with its files named, those of other configurations, which are not here, are not looked for
         return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
     if not plain and wanted and (folder / wanted).is_dir():

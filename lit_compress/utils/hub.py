@@ -118,24 +118,27 @@ def weights_among(names: Iterable[str]) -> list[str]:
     return [name for name in found if name.endswith(".safetensors")] or found
 
 
-def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:
+def dataset_snapshot(
+    option: str, text: str, revision: str | None = None, configuration: str | None = None, usual: str | None = None
+) -> Snapshot:
     """Return a data set of the hub as a folder: its card and the files of one configuration; no script is run.
 
-    Arguments as :func:`model_snapshot`, the ``revision`` may be given alone; ``configuration``: None if there is one.
+    Arguments as :func:`model_snapshot`, the ``revision`` may be given alone; ``configuration`` and ``usual``
+    are as of :func:`choose_configuration`.
 
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
     """
     name, revision = split_name(option, text, revision)
     where = f"{option}: '{name}'"
-    if (known := _resolved.get(("dataset", name, revision, configuration))) is not None:
+    if (known := _resolved.get(("dataset", name, revision, configuration, usual))) is not None:
         return known
     with _asking(option, name, "dataset", revision) as commit:
         folder, names = _download(name, "dataset", commit, ("README.md", "dataset_infos.json"))
         listed = card_configurations(folder)
-        if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
+        if tables := tables_among(names, listed, choose_configuration(where, listed, configuration, usual)):
             folder, _ = _download(name, "dataset", commit, [*map(glob.escape, tables)])
-            return _keep(name, commit, folder, "dataset", revision, configuration)
+            return _keep(name, commit, folder, "dataset", revision, configuration, usual)
         script = any(file.endswith(".py") for file in names)
         other = f"the hub may have those of its script: {name}@refs/convert/parquet" if script else "give another one"
         raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); {other}")
@@ -154,18 +157,22 @@ def card_configurations(folder: Path) -> dict[str, Any]:
     return {str(entry.get("config_name")): entry.get("data_files") for entry in listed}
 
 
-def choose_configuration(where: str, known: Collection[str], wanted: str | None) -> str | None:
-    """Return which of the ``known`` configurations is read: the ``wanted`` one, else the only one, else ``default``.
+def choose_configuration(
+    where: str, known: Collection[str], wanted: str | None, usual: str | None = None
+) -> str | None:
+    """Return which of the ``known`` configurations is read: the one that the user has ``wanted``.
 
-    If none is known, ``wanted`` is taken.
+    Without it the ``usual`` one, else ``default``, else the only one. If none is known, the named one is taken.
     """
-    if wanted in known or not known:
-        return wanted
-    if len(known) > 1 and "default" not in known:
-        names = ", ".join(known) + (f", none is called '{wanted}'" if wanted else "")
-        choose = f"choose one with --data.task custom --data.custom.configuration {next(iter(known))}"
-        raise UserError(f"{where} has several configurations: {names}; {choose}")
-    return "default" if len(known) > 1 else next(iter(known))
+    if not known:
+        return wanted or usual
+    likely = [wanted] if wanted else [usual, "default", *(known if len(known) == 1 else ())]
+    if (chosen := next((name for name in likely if name in known), None)) is not None:
+        return chosen
+    names = ", ".join(known) + (f", none is called '{wanted}'" if wanted else "")
+    choose = f"choose one with --data.task custom --data.custom.configuration {next(iter(known))}"
+    count = "several configurations" if len(known) > 1 else "one configuration"
+    raise UserError(f"{where} has {count}: {names}; {choose}")
 
 
 def texts_in(value: Any) -> Iterator[str]:

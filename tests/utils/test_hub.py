@@ -7,7 +7,15 @@ import pytest
 from hub import as_a_new_process
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub import dataset_snapshot, is_name, model_snapshot, split_name, tables_among, weights_among
+from lit_compress.utils.hub import (
+    choose_configuration,
+    dataset_snapshot,
+    is_name,
+    model_snapshot,
+    split_name,
+    tables_among,
+    weights_among,
+)
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"one", "README.md": b"# a\n"}
 OPTION = "model.backbone"
@@ -147,3 +155,12 @@ def test_a_revision_is_given_once():
     assert split_name("model.backbone", "me/net@v1", "v1") == ("me/net", "v1") == split_name("", "me/net", "v1")
     with pytest.raises(UserError, match=r"^model\.backbone: 'me/net@v1' names a revision, and 'v2' is given as well"):
         split_name("model.backbone", "me/net@v1", "v2")
+
+
+def test_a_configuration_that_is_not_there_is_never_replaced_by_another():
+    for known in (["default", "extra"], ["default"], ["extra"]):
+        with pytest.raises(UserError, match="none is called 'extras'; choose one"):
+            choose_configuration("data.path: 'me/rows'", known, "extras")
+    assert choose_configuration("", ["extra"], None, "sst2") == "extra"
+    assert choose_configuration("", ["sst2", "default"], None, "sst2") == "sst2"
+    assert choose_configuration("", ["extra", "default"], None, "sst2") == "default"
