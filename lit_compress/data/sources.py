@@ -153,16 +153,19 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
 
 def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
     """Return the splits of a folder: files called by their splits, or a repository in the layout of the hub."""
-    wanted = task.configuration or (task.hub and task.hub[1])
+    usual = task.hub and task.hub[1]
     plain, parts = _tables_in(task, folder)
-    if not plain and (known := card_configurations(folder)):
-        from datasets import load_dataset
+    if task.configuration or not plain:
+        if known := card_configurations(folder):
+            from datasets import load_dataset
 
-        chosen = choose_configuration(where, known, task.configuration, task.hub and task.hub[1])
-        # with its files named, those of other configurations, which are not here, are not looked for
-        return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
-    if not plain and wanted and (folder / wanted).is_dir():
-        plain, parts = _tables_in(task, folder / wanted)
+            chosen = choose_configuration(where, known, task.configuration, usual)
+            # with its files named, those of other configurations, which are not here, are not looked for
+            return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
+        if (wanted := task.configuration or usual) and (folder / wanted).is_dir():
+            plain, parts = _tables_in(task, folder / wanted)
+        elif task.configuration:
+            raise UserError(f"data.custom.configuration: {where} has no '{wanted}'; leave it out (null)")
     found = plain or parts
     for split in {"train", *found} if task_type(task).one_text else ():  # a folder of several kinds, of any formats
         kinds = [path for path in _visible(folder / split, "*") if path.suffix.lower() in READERS]
