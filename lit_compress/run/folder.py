@@ -41,12 +41,13 @@ T = TypeVar("T")
 CURVES = "tensorboard"  # folder of the usual logger
 SETTINGS = "settings.json"  # of unfinished work of factorize
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
+_TEACHER = "model.init_args.teacher"  # may be elsewhere now, of a run that has one
 # Options that may differ when a run is continued, because they do not change what is computed. The product of devices,
 # batch_size and accumulate_grad_batches is compared by run/runner.py.
 _FREE = {
     "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.revision",
     "data.batch_size", "trainer.accumulate_grad_batches",
-    "data.num_workers", "data.custom.numbered", "data.teacher", "model.init_args.teacher", "model.init_args.recompute",
+    "data.num_workers", "data.custom.numbered", "data.teacher", _TEACHER, "model.init_args.recompute",
     "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger",
     "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
@@ -208,8 +209,9 @@ class Run:
         import pandas as pd
 
         old, new = (_ADDED | pd.json_normalize([one]).to_dict("records")[0] for one in (self.recorded(True), config))
-        for key in sorted({*old, *new} - _FREE):
-            if old.get(key) != new.get(key) and not any(key.startswith(f"{free}.") for free in _FREE):
+        free = _FREE if old.get(_TEACHER) else _FREE - {_TEACHER}
+        for key in sorted({*old, *new} - free):
+            if old.get(key) != new.get(key) and not any(key.startswith(f"{group}.") for group in free):
                 raise UserError(
                     f"run_dir: '{self.folder}' belongs to another config: {key.replace('.init_args', '')} was "
                     f"{old.get(key)}, now {new.get(key)}; give the same config to continue it, or another --run_dir"

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_compress.tasks.base import Batch, Columns, TaskType, Tokenizer, token_columns
+from lit_compress.tasks.classification import whole_number
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 
@@ -67,7 +68,10 @@ class SpanQA(TaskType):
                 f"{where}: '{task.label}' is {label!r:.60}; give a text, or lists text and answer_start of one length"
             )
         if not texts and task.spans.null_threshold is None:
-            raise UserError(f"{where}: the question has no answer; task '{task.name}' needs one, squad_v2 does not")
+            raise UserError(
+                f"{where}: the question has no answer; task '{task.name}' needs one, squad_v2 and any task with "
+                "--data.null_threshold 0 do not"
+            )
         for text, start in zip(texts, starts, strict=True):
             _check_place(where, text, start, context)
         return {"text": texts, "answer_start": starts}
@@ -180,9 +184,9 @@ def _place(where: str, text: str | None, row: dict[str, Any], context: str) -> l
         return []
     given = row.get("answer_start")
     if given is not None:
-        if not str(given).isdigit():
+        if not (whole := whole_number(str(given))).isdecimal():
             raise UserError(f"{where}: answer_start {given!r:.60} is no whole number")
-        return [int(given)]
+        return [int(whole)]
     first = context.find(text)
     if first != context.rfind(text):
         raise UserError(

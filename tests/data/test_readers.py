@@ -104,6 +104,7 @@ READ = {
     "one row": ("sst2", "train.json", json.dumps(LINES[0], indent=1).encode(), LINES[0]["sentence"], 1, ""),
     "one row of words": ("conll2003", "train.json", b'{"tokens": ["a", "b"], "ner_tags": [0, 0]}', ["a", "b"], 1, ""),
     "answer written as text": ("squad", "train.csv", b"question,context,answers\nwas it?,good film,film\n", "was it?", 1, ""),
+    "a place with a fraction of pandas": ("squad", "train.csv", b"question,context,answers,answer_start\nwas it?,film film,film,5.0\n", "was it?", 1, ""),
     "names of a table's numbers": ("sst2", "train.parquet", classes(["positive", "negative"], 0, 1), "good", 2, ""),
     "names of other letters": ("sst2", "train.parquet", classes(["Positive", "Negative"], 0, 1), "good", 2, ""),
 }  # fmt: skip

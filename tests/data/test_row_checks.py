@@ -50,7 +50,7 @@ REFUSED = {
     "offset one off": ("squad", "train.jsonl", qa("film", 4), ["row 2", "not at character 4", "nearest: 5"]),
     "offset is a word": ("squad", "train.jsonl", qa("film", "five"), ["row 2", "no whole number"]),
     "empty answer": ("squad", "train.jsonl", qa("", 0), ["row 2", "give text"]),
-    "question without answer": ("squad", "train.jsonl", qa("", 0, answers={"text": [], "answer_start": []}), ["row 2", "no answer", "squad_v2"]),
+    "question without answer": ("squad", "train.jsonl", qa("", 0, answers={"text": [], "answer_start": []}), ["row 2", "no answer", "squad_v2", "--data.null_threshold 0"]),
     "more offsets than answers": ("squad_v2", "train.jsonl", qa("", 0, answers={"text": ["film"], "answer_start": [5, 5]}), ["row 2", "of one length"]),
     "ids twice": ("squad", "train.jsonl", qa("film", 5, id="1"), ["row 2", "id '1'", "row 1"]),
     "a number as id twice": ("squad", "train.jsonl", qa("film", 5, id=1), ["row 2", "id '1'", "row 1"]),

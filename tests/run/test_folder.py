@@ -21,7 +21,7 @@ from lit_compress.utils.files import link_if_equal
 CONFIG = {
     "run_dir": "a",
     "export": asdict(Choices()),
-    "model": {"class_path": "LPAF", "init_args": {"density": 0.25, "prune": {"epochs": 3}}},
+    "model": {"class_path": "LPAF", "init_args": {"density": 0.25, "prune": {"epochs": 3}, "teacher": "moved"}},
     "data": {"path": "here", "batch_size": 8},
     "trainer": {"devices": 1, "precision": "32"},
 }
@@ -63,6 +63,9 @@ def test_only_what_changes_no_result_may_change(tmp_path):
     }.items():
         with pytest.raises(UserError, match=shown):
             run.check_same(changed(path, "other"))
+    run.begin(changed("model.init_args.teacher", None))
+    with pytest.raises(UserError, match=r"model\.teacher was None, now moved; give the same"):
+        run.check_same(CONFIG)
 
 
 def test_a_run_whose_seed_split_its_file_keeps_that_split_and_an_older_one_is_refused(tmp_path):
