@@ -11,7 +11,7 @@ import torch
 
 from lit_compress.cli.targets import find_target
 from lit_compress.export.copies import copy_export
-from lit_compress.export.folder import check_out
+from lit_compress.export.folder import check_out, check_owner
 from lit_compress.export.modelling import write_model
 from lit_compress.export.table import markdown
 from lit_compress.models.files import LazyTensors, net_shapes
@@ -96,6 +96,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
     """Write the export; of a model whose weights were changed without report, card and programs, which are not its."""
     out, same = Path(save_directory).expanduser(), _is_as_exported(net)
     check_out(out)
+    check_owner(out, net.folder)
     if out.exists() and out.samefile(net.folder) and same:
         return
     with atomic_folder(out) as temporary:

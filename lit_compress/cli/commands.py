@@ -20,7 +20,7 @@ from lit_compress.data.sources import ALL, sources_at
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.evaluation.evaluate import write_predictions
 from lit_compress.export.choices import Choices
-from lit_compress.export.folder import check_again, check_out, export_again
+from lit_compress.export.folder import check_again, check_out, check_owner, export_again
 from lit_compress.export.table import of_all
 from lit_compress.run import pages
 from lit_compress.run.finish import export_run
@@ -65,6 +65,7 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     """
     place, source = Path(out).expanduser(), Path(run).expanduser()
     choices = {name: value for name, value in choices.items() if value != "auto"}  # as it is
+    check_owner(place, source)
     if is_export(source):
         check_again(source, choices)
         parts = open_target(find_target(run, "export"), line)
@@ -136,6 +137,10 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     place = found.folder.parent if of_run else found.place
     path = Path(output).expanduser() if output else place / "predictions.jsonl"
     check_folder("--output", path, file=True)
+    if path.is_file():
+        with path.open("rb") as there:
+            if there.read(2) not in (b"", b'{"'):
+                raise UserError(f"--output: '{path}' holds something that is not a prediction; give another file")
     parts = open_target(found, line)
     if not task_type(parts.data.record).answered:
         raise UserError("predict: a language model has no answer for a row; `evaluate` gives its perplexity")

@@ -19,7 +19,7 @@ from lit_compress.cli.recipes import merged_configs
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.folder import check_out, write_export
+from lit_compress.export.folder import check_out, check_owner, write_export
 from lit_compress.methods import Method
 from lit_compress.models.backbones import load_config, load_finetuned
 from lit_compress.models.sites import Model
@@ -94,6 +94,7 @@ def run_factorize(
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
+    check_owner(place)
     job = cli.ready() if recovery.distil is None else with_usual_losses(cli, cli.ready())
     backbone, path = cli.config.model.init_args.backbone, place / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None

@@ -44,6 +44,14 @@ def check_out(out: Path) -> None:
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
 
 
+def check_owner(out: Path, source: Path | None = None) -> None:
+    """Raise a UserError if ``out`` is the export of a run, and ``source`` neither that run nor its export."""
+    place = out.resolve()
+    if place.name == "export" and (place.parent / "config.yaml").is_file():
+        if source is None or source.resolve() not in (place, place.parent):
+            raise UserError(f"export: '{out}' is the result of a run; give another folder")
+
+
 def read_task(data: DataModule) -> Task:
     """Return the task of ``data`` with the length that is read at most."""
     return replace(data.record, length=min(data.record.length, data.max_length))

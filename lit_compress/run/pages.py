@@ -17,7 +17,7 @@ from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.run.pictures import as_svg, pareto_figure
 from lit_compress.run.results import RunResult, costs_in, groups, mean_costs, read_results
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder
+from lit_compress.utils.files import atomic_file, check_folder
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -34,7 +34,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     out = (out.expanduser() if out else folder / "report").resolve()
     runs, about = read_results(folder)
     check_folder("--out", out)
-    if out.is_dir() and any(out.iterdir()) and not (out / "index.html").is_file():
+    if out.is_dir() and any(out.iterdir()) and not (out / "results.csv").is_file():
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
     for run in runs if not about and len(runs) > 1 else ():
         run.label = run.name  # its options are its own
@@ -54,9 +54,10 @@ def write(folder: Path, out: Path | None = None) -> Path:
         about=about, studies=[_study(*key, some) for key, some in by_task.items()],
         runs=[_shown(run, out) for run in runs],
     )  # fmt: skip
-    with atomic_folder(out) as temporary:
-        for name, text in (("index.html", page), ("results.csv", table(runs))):
-            (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("index.html", page), ("results.csv", table(runs))):
+        with atomic_file(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
 
 

@@ -12,6 +12,7 @@ import yaml
 from mistakes import configure, fails
 from safetensors.torch import load_file, save_file
 
+import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
@@ -141,6 +142,25 @@ def test_the_same_labels_on_other_data_are_no_mistake(run, tiny_data, capsys, mo
     main(["validate", str(run), *task, "--data.path", str(tiny_data)])
     said = capsys.readouterr()
     assert "was trained on sst2, not on custom" in said.err and "val/accuracy" in said.out
+
+
+def test_results_of_others_are_not_replaced(run, model, data, capsys, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    net = other / "export"
+    line = f"export: '{net}' is the result of a run; give another folder"
+    for source in (run, run / "export"):
+        assert line in fails(capsys, "export", source, net)
+    assert line in fails(capsys, "factorize", model, net, *data)
+    with pytest.raises(UserError, match="is the result of a run"):
+        lc.load(run).save_pretrained(net)
+    weights = (net / "model.safetensors").read_bytes()
+    line = f"--output: '{net / 'model.safetensors'}' holds something that is not a prediction; give another file"
+    assert line in fails(capsys, "predict", run, "--output", net / "model.safetensors")
+    assert (net / "model.safetensors").read_bytes() == weights
+    main(["export", str(net), str(net)])
+    (tmp_path / "empty").touch()
+    for _ in range(2):
+        main(["predict", str(other), "--output", str(tmp_path / "empty")])
 
 
 def test_unwritable_places_are_refused_before_the_work(run, model, data, short_run, capsys, tmp_path, monkeypatch):

@@ -206,7 +206,10 @@ def test_runs_of_a_folder_are_told_apart(tmp_path, no_pictures):
 def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"has no run \(report.json\)"):
         pages.write(tmp_path)
-    (tmp_path / "mine.txt").write_text("")
-    with pytest.raises(UserError, match="holds something that is not a report"):
-        pages.write(OLD, tmp_path)
-    assert (tmp_path / "mine.txt").is_file()
+    for name in ("mine.txt", "index.html"):
+        (tmp_path / name).write_text("")
+        with pytest.raises(UserError, match="holds something that is not a report"):
+            pages.write(OLD, tmp_path)
+    (tmp_path / "results.csv").write_text("")
+    pages.write(OLD, tmp_path)
+    assert (tmp_path / "mine.txt").is_file() and (tmp_path / "index.html").read_text()
