@@ -47,9 +47,9 @@ def check_out(out: Path) -> None:
 def check_owner(out: Path, source: Path | None = None) -> None:
     """Raise a UserError if ``out`` is the export of a run, and ``source`` neither that run nor its export."""
     place = out.resolve()
-    if place.name == "export" and (place.parent / "config.yaml").is_file():
-        if source is None or source.resolve() not in (place, place.parent):
-            raise UserError(f"export: '{out}' is the result of a run; give another folder")
+    own = source is not None and source.resolve() in (place, place.parent)
+    if place.name == "export" and (place.parent / "config.yaml").is_file() and not own:
+        raise UserError(f"export: '{out}' is the result of a run; give another folder")
 
 
 def read_task(data: DataModule) -> Task:
