@@ -35,6 +35,7 @@ from lit_compress.layers import Int8Embedding
 from lit_compress.models.sites import Model
 from lit_compress.stages.rounded import GROUP, is_rounded
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_failure
 
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ = 32  # training texts, from which weights of 4 bits are found
@@ -89,6 +90,8 @@ def quantize(
                     write(path, file, dtype, feeds, share, way or {})
                 best = min(made, key=lambda file: _off(path, file, feeds or ())) if shares[1:] else next(iter(made))
         except Exception as error:  # the libraries raise anything
+            if write_failure(error):
+                raise
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
         for suffix in {out.suffix, ".bin"} if out.suffix == ".xml" else {out.suffix}:  # OpenVINO's weights as well

@@ -28,6 +28,7 @@ from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
 from lit_compress.tasks import TaskType, task_type_of_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_failure
 from lit_compress.utils.types import Config, Tokenizer
 
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
@@ -66,6 +67,8 @@ def write_program(
         with torch.inference_mode():
             off, allowed = farthest(module.kind, run, probes, [module(**probe) for probe in probes]), TOLERANCE[form]
     except Exception as error:  # exporters and runtimes raise anything
+        if write_failure(error):
+            raise
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0][:160]
         raise UserError(
             f"export: --format {form} cannot write {type(net).__name__} ({net.config.model_type}), --format hf can; "

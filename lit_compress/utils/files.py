@@ -219,15 +219,18 @@ def card_fields(path: Path) -> dict[str, Any]:
 def write_failure(error: BaseException | None) -> str | None:
     """Return why a file could not be written or read, if ``error`` or its cause says so; None otherwise.
 
-    torch and safetensors raise errors of their own for a full disk, with the system's words in their text.
+    torch, safetensors and OpenVINO raise errors of their own for a full disk, most with the system's words.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
-            return f"{error.strerror}{f': {error.filename!s}' if error.filename else ''}"
+            name = error.filename2 or error.filename  # of a copy the new one
+            return f"{error.strerror}{f': {name!s}' if name else ''}"
         text = str(error)
         if match := _NO_ROOM.search(text):
             return match[0]
         if re.search(r"PytorchStreamWriter failed|inline_container.*(unexpected pos|write)", text):
             return "a checkpoint could not be written whole"
+        if "iostream error" in text:  # OpenVINO
+            return "a program could not be written whole"
         error = error.__cause__ or error.__context__
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,6 +97,10 @@ def test_nets_that_cannot_be_followed_are_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.export, "export", export)
     with pytest.raises(UserError, match=r"onnx cannot write BertFor.* \(bert\), --format hf can; no way through$"):
+        write_program(make_net("bert"), PAIRS, tmp_path, "onnx")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(torch.export, "export", Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):  # which no other format mends
         write_program(make_net("bert"), PAIRS, tmp_path, "onnx")
 
 

@@ -188,3 +188,6 @@ def test_other_errors_are_no_full_disk():
     assert write_failure(RuntimeError("shapes differ")) is None
     assert write_failure(FileNotFoundError(2, "No such file or directory", "x")) is None
     assert write_failure(ValueError("No space left on device (os error 28)")) == "No space left on device"
+    assert write_failure(RuntimeError("basic_ios::clear: iostream error")) == "a program could not be written whole"
+    copied = OSError(28, "No space left on device", "from", None, "to")
+    assert write_failure(copied) == "No space left on device: to"
