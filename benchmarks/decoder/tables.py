@@ -12,7 +12,7 @@ from benchmarks.common import load, origin, spread, table
 STUDY, INTEGERS, SERVED = "decoder", "decoder/integers", "decoder/serve"
 TITLE = "A real decoder: SmolLM2-135M"
 ABOUT = (
-    "SmolLM2-135M at 0.9, 0.8 and 0.6 of the blocks' matrices without training: perplexity on WikiText-2 and on news."
+    "SmolLM2-135M at 0.9 to 0.6 of the blocks' matrices, without and with training: perplexity on WikiText-2 and news."
 )
 NAMES = {
     "structures": "K-FAC heads and neurons, uniform",

@@ -36,7 +36,7 @@ CNN/DailyMail, 6,400 sentences of STS-B. bf16-mixed, rate 3e-4. nDCG@10 of 2,000
 2,000 paragraphs (standard error 0.8), and of 500 highlights of CNN/DailyMail among their articles. `before`:
 right after the factorization on the same calibration. *Whole blocks*: the method Layers with the same distillation.
 *On all texts*: 1,340 steps on all 42,851 texts that there are, vectors alone, without hidden states.
-*Program in 8 bits*: the dense model in OpenVINO, weights and activations.
+*Program in 8 bits*: the dense model in OpenVINO, weights and activations. *Static vectors*: one vector per token, and no blocks (static.py).
 """
 
 LARGER = """## all-mpnet-base-v2 (110M parameters) after `--distil 300`
@@ -118,6 +118,10 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
         searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
         rows.append(["1", "program in 8 bits", "", *searched, ""])
     rows += [["1", result["model"], *_scores(result, "dense"), ""] for result in found if result["name"] == "smaller"]
+    for result in found:
+        if result["name"] == "static":
+            own = result["scores"]
+            rows.append(["", "static vectors", *(percent(own[key]) for key in ("spearman", "squad", "cnn")), ""])
     yield table(head, [*rows, *(row for result in wide for row in _wide(result))])
     yield origin(wide[0], STUDY, 1)
 
