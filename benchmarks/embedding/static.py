@@ -5,7 +5,7 @@
 The vector of a token is the model's for the text that is this token alone, less the mean over the vocabulary. A text is
 the mean of its tokens, each with the weight a / (a + its share of run.py's wide texts), a = 1e-3 (SIF, Arora et al.
 2017). Nothing is trained. Scores are similarity on STS-B's dev pairs and both searches of run.py. For models with
-[CLS] and [SEP] around a text. Writes benchmarks/embedding/results/static.json.
+[CLS] and [SEP] around a text. Writes benchmarks/embedding/results/static/sif.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks import common
 from benchmarks.embedding import estimates, run
 
-STUDY = "embedding"
+STUDY, NAME = "embedding/static", "sif"
 RARE = 1e-3  # a of SIF: tokens with this share of all texts have half of the weight
 BATCH = 1024
 
@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     options.list = None
     torch.set_num_threads(options.threads)
-    if not common.missing(options, "static"):
+    if not common.missing(options, NAME):
         return
     texts = run.wide_texts(options)
     job = estimates.opened(options, *estimates.CUSTOM, "--data.path", run.texts_alone(options)).build()
@@ -81,8 +81,8 @@ def main() -> None:
     net.embeddings = Table(vectors_of(net, AutoTokenizer.from_pretrained(options.backbone), texts))
     net.encoder = NoBlocks()
     scores, size = estimates.scores(options, net), 4 * net.embeddings.vectors.numel()
-    made = {"name": "static", "threads": options.threads, "scores": scores, "bytes": size}
-    common.write(options, "static", made | common.frame())
+    made = {"name": NAME, "threads": options.threads, "scores": scores, "bytes": size}
+    common.write(options, NAME, made | common.frame())
     print(made)
 
 

@@ -118,10 +118,8 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
         searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
         rows.append(["1", "program in 8 bits", "", *searched, ""])
     rows += [["1", result["model"], *_scores(result, "dense"), ""] for result in found if result["name"] == "smaller"]
-    for result in found:
-        if result["name"] == "static":
-            own = result["scores"]
-            rows.append(["", "static vectors", *(percent(own[key]) for key in ("spearman", "squad", "cnn")), ""])
+    for made in load(f"{study}/static"):
+        rows.append(["", "static vectors", *(percent(made["scores"][key]) for key in ("spearman", "squad", "cnn")), ""])
     yield table(head, [*rows, *(row for result in wide for row in _wide(result))])
     yield origin(wide[0], STUDY, 1)
 
