@@ -131,9 +131,12 @@ class DataModule(DataSettings):
         """Return ``number`` rows in their order; with the same seed a smaller draw is part of a larger one."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
+        return rows.select(sorted(self._order(rows, seed)[:number]))
+
+    def _order(self, rows: Dataset, seed: int | None) -> list[int]:
+        """Return the order in which rows are drawn; None: by the data's own seed."""
         own = self.seed if seed is None else seed
-        order = drawn_order(len(rows), own, lists_in(self.record, rows), _kinds_in(rows))
-        return rows.select(sorted(order[:number]))
+        return drawn_order(len(rows), own, lists_in(self.record, rows), _kinds_in(rows))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows; of ``divided`` rows a hash."""
