@@ -17,9 +17,11 @@ def mean_gradients(net, batches, kind, sites, *, reduce=None):
     return whole(net, Gradients(sites=sites), batches, kind, reduce=reduce)
 
 
-def collect_kronecker(net, batches, kind, sites=None, *, labels="drawn", seed=0, device="cpu", reduce=None):
+def collect_kronecker(
+    net, batches, kind, sites=None, *, labels="drawn", seed=0, device="cpu", reduce=None, by_text=False
+):
     """The Kronecker factors of all sites, or of some."""
-    return whole(net, Moments(labels, seed, sites), batches, kind, device=device, reduce=reduce)
+    return whole(net, Moments(labels, seed, sites, by_text), batches, kind, device=device, reduce=reduce)
 
 
 def batch_of(net, kind="classification", size=4, length=9, seed=1):

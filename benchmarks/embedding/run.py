@@ -180,7 +180,7 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     steps, own = (ALL_STEPS, ("--model.distillation.alpha_layers", 0)) if cell == "all" else (options.steps, ())
     more = ("--distil", steps, "--distil_texts", wide_texts(options, cell == "all"), *own)
     more += ("--trainer.precision", "bf16-mixed")
-    for folder, training in ((before, ()), (out, more)):
+    for folder, training in ((out, more), (before, ())):
         if options.list or not (folder / "report.json").is_file():
             common.command(options, "factorize", options.backbone, folder, *data, *training)
     if options.list:

@@ -10,6 +10,10 @@ with d the gradient of one example's loss at a token's output and T the tokens (
 tr(G (W - X) A (W - X)^T) is 2 dL of an example, on one scale for all sites, encoder's and decoder's. The loss is the
 negative log-likelihood under labels that are drawn from the model, or exact (numerics/sampled_labels.py).
 
+For vectors of whole texts (sentence models) every text counts once: A and m are means over the texts of a text's mean.
+The loss of a vector, a mean over T tokens, reaches each of them by about 1 / T: a text's sum of d d^T x x^T is in
+proportion to its mean of x x^T. In a mean over all tokens a long text would count more.
+
 Both moments are summed batch by batch: A in the forward, G in one backward that computes no gradient of any weight.
 Only the lower triangle, in blocks, is computed and kept. A batch goes through the model in parts of at most 512 tokens:
 the graph of more takes more memory than all sums (BERT-base: 0.7 GB of sums, 0.2 GB of graph). Nothing depends on how
@@ -66,12 +70,12 @@ class KroneckerFactors:
 
     Attributes:
         mean: m [in], float64, on the CPU.
-        tokens: how many inputs were summed, over all examples and uses.
+        tokens: how many inputs were summed, over all examples and uses; those of a text as one where texts count.
         examples: how many examples.
     """
 
     mean: Tensor
-    tokens: int
+    tokens: float
     examples: int
     _inputs: Gram
     _gradients: Gram | None
@@ -85,7 +89,7 @@ class KroneckerFactors:
         """Return the moments of the inputs alone, without gradients."""
         gram = Gram(len(tensors["mean"]), tensors["inputs"].dtype)
         gram.flat.copy_(tensors["inputs"])
-        return KroneckerFactors(tensors["mean"], int(tensors["tokens"]), 0, gram, None)
+        return KroneckerFactors(tensors["mean"], float(tensors["tokens"]), 0, gram, None)
 
     def inputs(self) -> Tensor:
         """Return A = E_token[x x^T], float64 [in, in]; made again at every call."""
@@ -106,19 +110,33 @@ class Moments(Statistic):
     Attributes:
         labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over two classes.
             None: no gradients, only the second moments of the inputs.
+        by_text: every text counts once in A and m, however long it is; False: every token.
     """
 
+    by_text: bool = False
     title = "Kronecker factors"
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
-        return MomentSums(net, names, device, self.labels is not None)
+        return MomentSums(net, names, device, self.labels is not None, self.by_text)
 
     def loss(self, task: TaskType, logits: Any, rows: Batch) -> Tensor:
         """Return the loss whose gradients give the Fisher information."""
         assert self.labels == "drawn" or self.labels == "exact", self.labels
         counted, index = task.counted(rows), rows["index"]
         return fisher_loss(logits, task.loss, self.labels, counted=counted, index=index, seed=self.seed)
+
+
+def lengths(where: Tensor | None, shape: torch.Size, texts: int) -> Tensor:
+    """Return the tokens of the text of each token, int64 [tokens], for inputs of a shape [b, length] or [b * length].
+
+    Args:
+        where: places of the tokens among all, int64; None for all.
+        texts: how many there are, b.
+    """
+    places = torch.arange(shape.numel()) if where is None else where
+    text = places // (shape.numel() // texts)
+    return torch.bincount(text, minlength=texts)[text]
 
 
 class MomentSums(Collector):
@@ -129,8 +147,10 @@ class MomentSums(Collector):
 
     by_token = True
 
-    def __init__(self, net: Any, names: Sequence[str], device: torch.device | str, gradients: bool) -> None:
-        self.with_gradients = gradients
+    def __init__(
+        self, net: Any, names: Sequence[str], device: torch.device | str, gradients: bool, by_text: bool
+    ) -> None:  # fmt: skip
+        self.with_gradients, self.by_text = gradients, by_text
         place = place_of_sums(device)
         self.grams: dict[str, Gram] = {}
         self.outer: dict[str, Gram] = {}
@@ -138,12 +158,12 @@ class MomentSums(Collector):
         for group in shared_inputs(net):
             inside = [name for name in group if name in names]
             self.leader.update(dict.fromkeys(inside, inside[0] if inside else ""))
-        self.means: dict[str, Tensor] = {}  # sum of the inputs, and last their number
+        self.means: dict[str, Tensor] = {}  # sum of the inputs, their weight and their number
         for name in names:
             outputs, inputs = size_at(net, name)
             if self.leader[name] == name:
                 self.grams[name] = Gram(inputs, net.dtype, device)
-                self.means[name] = torch.zeros(inputs + 1, dtype=torch.float64, device=place)
+                self.means[name] = torch.zeros(inputs + 2, dtype=torch.float64, device=place)
             if gradients:
                 self.outer[name] = Gram(outputs, net.dtype, device)
 
@@ -151,9 +171,15 @@ class MomentSums(Collector):
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
             inputs = tokens_at(x.detach(), where)
+            count, sums = [len(inputs)] * 2, self.means[name]
+            if self.by_text:
+                weights, count[0] = lengths(where, x.shape[:-1], examples).to(inputs).reciprocal()[:, None], examples
+                sums[:-2] += double(inputs * weights).sum(0).to(sums.device)
+                inputs = inputs * weights.sqrt()
+            else:
+                sums[:-2] += double(inputs).sum(0).to(sums.device)
             self.grams[name].add(inputs)
-            self.means[name][:-1] += double(inputs).sum(0).to(self.means[name].device)
-            self.means[name][-1] += len(inputs)
+            sums[-2:] += torch.tensor(count, device=sums.device)
         if self.with_gradients:
             add = self.outer[name].add
             output.requires_grad_().register_hook(lambda gradient: add(tokens_at(gradient, where)))
@@ -167,7 +193,8 @@ class MomentSums(Collector):
         """Return the factors of every site, checked."""
         factors = {}
         for name, leader in self.leader.items():
-            inputs, outer, tokens = self.grams[leader], self.outer.get(name), int(self.means[leader][-1])
+            inputs, outer = self.grams[leader], self.outer.get(name)
+            *_, weight, tokens = self.means[leader].tolist()
             for gram, what in ((inputs, "inputs"), (outer, "gradients")):
                 if gram is not None and not gram.flat.isfinite().all():
                     raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a model with a finite loss")
@@ -175,11 +202,11 @@ class MomentSums(Collector):
                 raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
             if tokens < inputs.size and leader == name:
                 note(
-                    f"calibration: {tokens} tokens are fewer than the {inputs.size} inputs of '{name}'; directions "
+                    f"calibration: {tokens:.0f} tokens are fewer than the {inputs.size} inputs of '{name}'; directions "
                     "without any count only by the damping"
                 )
-            mean = self.means[leader][:-1].cpu() / tokens
-            factors[name] = KroneckerFactors(mean, tokens, self.examples, inputs, outer)
+            mean = self.means[leader][:-2].cpu() / weight
+            factors[name] = KroneckerFactors(mean, weight, self.examples, inputs, outer)
         self.grams, self.outer = {}, {}
         return factors
 

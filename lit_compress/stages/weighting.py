@@ -93,4 +93,4 @@ def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] |
         return None
     labels = labels_of(data.record) if settings.weighting == "kfac" else None
     batches = data.calibration_dataloader(settings.drawn(data), option="retrain.calibration_examples")
-    return Calibration(Moments(labels, data.seed, sites), batches)
+    return Calibration(Moments(labels, data.seed, sites, by_text=task_type(data.record).pools), batches)

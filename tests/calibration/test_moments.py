@@ -58,8 +58,11 @@ def losses_of(task, logits, row, labels, seed):
     return [(1.0, -logits.log_softmax(-1)[counted].gather(-1, chosen[counted][:, None]).sum())]
 
 
-def loop(net, batch, kind, labels="drawn", seed=0):
-    """{site: (A, m, G, tokens)} by plain autograd, one example after the other, cut to its length."""
+def loop(net, batch, kind, labels="drawn", seed=0, by_text=False):
+    """{site: (A, m, G, tokens)} by plain autograd, one example after the other, cut to its length.
+
+    By text, a text's x x^T and x are means over its tokens.
+    """
     task, names = KINDS[kind], [site.name for site in find_sites(net)]
     inputs, squares = {name: [] for name in names}, dict.fromkeys(names, 0.0)
     for row in cut(batch, *[1] * len(batch["index"])):
@@ -79,8 +82,11 @@ def loop(net, batch, kind, labels="drawn", seed=0):
                 squares[name] = squares[name] + weight * torch.einsum("...i,...j->ij", d, d)
     found = {}
     for name in names:
-        x = torch.cat(inputs[name])
-        found[name] = x.T @ x / len(x), x.mean(0), squares[name] / len(batch["index"]), len(x)
+        texts = inputs[name] if by_text else [torch.cat(inputs[name])]
+        a, m = (
+            sum(moments) / len(texts) for moments in zip(*((x.T @ x / len(x), x.mean(0)) for x in texts), strict=True)
+        )
+        found[name] = a, m, squares[name] / len(batch["index"]), len(texts) if by_text else len(texts[0])
     return found
 
 
@@ -105,6 +111,16 @@ def test_equals_the_loop(variant):
         check(collect_kronecker(net, cut(batch, *sizes), "classification"), expected, tolerance)
     turned = {name: column.flip(0) for name, column in batch.items()}
     check(collect_kronecker(net, cut(turned, 3, 1), "classification"), expected, tolerance)
+
+
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "deberta-v2", "bart"])
+def test_every_text_counts_once(variant):
+    """A text of three tokens as much as one of nine, in any batches."""
+    net = make(variant)
+    batch = batch_of(net)
+    expected = loop(net, batch, "classification", by_text=True)
+    for sizes in ((4,), (1, 3)):
+        check(collect_kronecker(net, cut(batch, *sizes), "classification", by_text=True), expected)
 
 
 @pytest.mark.parametrize(("kind", "labels", "variant"), PAIRS)
