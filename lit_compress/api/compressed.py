@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.cli.targets import find_target
-from lit_compress.export.copies import copy_export
+from lit_compress.export.copies import copy_export, export_folder
 from lit_compress.export.folder import check_out, check_owner
 from lit_compress.export.modelling import write_model
 from lit_compress.export.table import markdown
@@ -18,7 +18,7 @@ from lit_compress.models.files import LazyTensors, net_shapes
 from lit_compress.models.own_code import forget_code
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, read_json
+from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import is_name
 from lit_compress.utils.manifest import check_manifest, write_manifest
 from lit_compress.utils.progress import note
@@ -99,7 +99,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
     check_owner(out, net.folder)
     if out.exists() and out.samefile(net.folder) and same:
         return
-    with atomic_folder(out) as temporary:
+    with export_folder(out) as temporary:
         if same:
             check_manifest(f"'{net.folder}'", net.folder)
             copy_export(f"'{net.folder}'", net, net.folder, temporary)

@@ -20,6 +20,7 @@ from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_par
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
+from lit_compress.export.copies import export_folder
 from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
 from lit_compress.export.modelling import hand_over, write_as
@@ -93,7 +94,7 @@ def factorize_by_block(
         more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
         source = one_shot(job, form, dense, dense_scores, config, more)
         report = describe_shards(work.out, source, scores, choices)
-        with atomic_folder(out) as temporary:
+        with export_folder(out) as temporary:
             temporary.rmdir()
             work.out.rename(temporary)
         end_work(work.folder)

@@ -95,6 +95,8 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
         if (repository := located(task.name, None, place.revision)) is None:
             raise UserError(f"data.task: '{task.name}' has no data on the hub; give --data.path")
         return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
+    if task.configuration and (path.is_file() or _is_saved(path)):
+        raise UserError(f"data.custom.configuration: {place.where} has no '{task.configuration}'; leave it out (null)")
     if path.is_file():
         if (suffix := path.suffix.lower()) not in READERS:
             raise UserError(f"{place.where} is no {', '.join(READERS)}; {nearest(suffix, READERS)}; unpack archives")

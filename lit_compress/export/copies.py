@@ -1,8 +1,10 @@
-"""Copies of an export in another folder: its own files, no link out of the folder."""
+"""Files of an export: copies in another folder, without links out of it; folders in the place of an earlier export."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +16,7 @@ from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.manifest import MANIFEST, PROSE, listed_files, write_manifest
 
 PROGRAMS = (
@@ -49,6 +51,28 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
         if path.is_file():
             files[name] = path
     return files
+
+
+@contextmanager
+def export_folder(out: Path) -> Iterator[Path]:
+    """Yield the folder of a new export, which takes the place of ``out`` as in ``atomic_folder``.
+
+    Files of an earlier export there go; those that its manifest does not list are of others, and stay.
+    """
+    with atomic_folder(out) as temporary:
+        yield temporary
+        try:
+            listed = listed_files("export", out)
+        except UserError:  # which files are of the export cannot be known
+            listed = None
+        if listed is None:
+            return
+        for path in out.rglob("*"):
+            name = path.relative_to(out)
+            own = name.as_posix() in {*listed, MANIFEST, PROSE} or "__pycache__" in name.parts
+            if path.is_file() and not own and not (temporary / name).exists():
+                (temporary / name.parent).mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, temporary / name, follow_symlinks=False)
 
 
 def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:

@@ -14,7 +14,7 @@ from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.copies import PROGRAMS, copy_export
+from lit_compress.export.copies import PROGRAMS, copy_export, export_folder
 from lit_compress.export.fuse import fuse, shrink
 from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
@@ -29,7 +29,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, read_json
+from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import track
 from lit_compress.utils.types import Config, Model
@@ -95,7 +95,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     """
     choices.check(source.net)
     check_out(out)
-    with atomic_folder(out) as folder:
+    with export_folder(out) as folder:
         net, data, facts = shrink(fuse(source.net), source.data, choices)
         write_model(net, folder)
         write_tokenizer(data, folder, net.config)
@@ -176,7 +176,7 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     """
     check_out(out)
     report = read_json("export", source / "report.json", dict)
-    with atomic_folder(out) as temporary:
+    with export_folder(out) as temporary:
         choices.check(net := load_net(source))
         if choices.integers:  # their metric is compared with that of the report
             known, here = report["compressed"]["metric"], evaluate(net, data)[f"val/{report['metric']['name']}"]

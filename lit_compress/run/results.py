@@ -105,10 +105,11 @@ def read_report(folder: Path) -> dict[str, Any] | None:
 
 def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
     comparison = read_record(folder / COMPARISON)
-    if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
+    cells = comparison.get("cells") if isinstance(comparison, dict) else None
+    if not isinstance(cells, list) or any(not isinstance(cell, dict) or "name" not in cell for cell in cells):
         raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
     runs = []
-    for cell in comparison["cells"]:
+    for cell in cells:
         place = folder / cell["run"] if cell.get("run") else None
         report = read_report(place) if place else None
         status = cell.get("status") or "missing"

@@ -260,18 +260,20 @@ def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_back
 
 @pytest.mark.parametrize("file", ["train.jsonl", "other/train.jsonl", "train-00000-of-00001.jsonl"])
 def test_a_configuration_that_a_folder_lacks_is_refused(file, tmp_path, tiny_backbone):
-    """Without it, or with one that is there, next to files called by splits, the rows are read."""
+    """Without it, or with one that is there, next to files called by splits, the rows are read. A file has none."""
     write(tmp_path, {file: sst2(*[0, 1] * 10), "mine/train.jsonl": sst2(*[0, 1] * 5)})
 
-    def rows(configuration=None):
+    def rows(configuration=None, place=tmp_path):
         custom = Custom(text="sentence", label="label", configuration=configuration)
-        data = DataModule("custom", str(tiny_backbone), str(tmp_path), custom=custom)
+        data = DataModule("custom", str(tiny_backbone), str(place), custom=custom)
         data.setup("fit")
         return data.train_size()
 
     assert rows("mine") == 8
     with pytest.raises(UserError, match=r"data\.custom\.configuration: .* has no 'sst2'; leave it out"):
         rows("sst2")
+    with pytest.raises(UserError, match=r"data\.custom\.configuration: .* has no 'mine'; leave it out"):
+        rows("mine", tmp_path / file)
     if file == "train.jsonl":
         assert rows() == 16
 

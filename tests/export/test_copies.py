@@ -10,7 +10,7 @@ import torch
 from tiny import make_net
 from transformers import AutoModelForSequenceClassification
 
-from lit_compress.export.copies import copy_export, export_files
+from lit_compress.export.copies import copy_export, export_files, export_folder
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import write_manifest
 
@@ -43,6 +43,27 @@ def test_the_manifest_names_what_is_copied(files, tmp_path):
     (files / "link.txt").unlink()
     (files / "manifest.json").unlink()
     assert export_files("export: 'here'", files).keys() == NAMES | mine | {"LICENSE"}
+
+
+def test_files_of_others_stay(files):
+    """Next to a new export: all that the earlier one's manifest does not list; what it lists goes."""
+    write_manifest(files)
+    for name in ("notes.txt", ".git/config", "sub/mine.csv", "__pycache__/x.pyc"):
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).write_text("mine")
+    with export_folder(files) as new:
+        (new / "config.json").write_text("new")
+        (new / "report.json").write_text("new")
+        write_manifest(new)
+    there = {path.relative_to(files).as_posix(): path.read_text() for path in files.rglob("*") if path.is_file()}
+    assert there.pop("manifest.json")
+    assert there == {
+        "config.json": "new", "report.json": "new", "notes.txt": "mine", ".git/config": "mine", "sub/mine.csv": "mine",
+    }  # fmt: skip
+    (files / "manifest.json").write_text("broken")
+    with export_folder(files) as new:
+        (new / "config.json").write_text("newer")
+    assert [path.name for path in files.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", ["../secret/config.json", "/etc/passwd", "1_Pooling/../../secret/config.json"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
-from lit_compress.run.results import front, mean_costs, mean_gain
+from lit_compress.run.results import front, mean_costs, mean_gain, read_results
+from lit_compress.utils.errors import UserError
 
 
 def report(times: float | None, verdict: str | None = "faster", steady: bool = True) -> dict:
@@ -39,3 +41,10 @@ def test_the_front_is_what_no_other_is_better_than(mode):
             if not any(a <= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in points)
         }  # fmt: skip
         assert front(list(points), mode) == sorted(best)
+
+
+@pytest.mark.parametrize("record", [None, [], {}, {"cells": 1}, {"cells": [1]}, {"cells": [{"method": "LPAF"}]}])
+def test_a_damaged_comparison_is_refused(record, tmp_path):
+    (tmp_path / "compare.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="is not the record of a comparison; run compare again"):
+        read_results(tmp_path)
