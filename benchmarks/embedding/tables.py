@@ -53,6 +53,13 @@ nDCG@10 in the same searches if the dense model encodes the queries and the smal
 PAIRS = {"dense/dense": "both dense", "dense/small": "dense queries", "small/dense": "small queries",
          "small/small": "both small"}  # fmt: skip
 
+COUNTED = """## What counts once in the moments, a text or a token
+
+Right after the factorization, calibrated on 512 texts: sentences of STS-B, questions and paragraphs of SQuAD (estimates.py). Searches as above,
+of 2,000 questions and 500 highlights. K-FAC takes means over tokens. `lit_compress` counts every text once for a sentence model.
+"""
+COUNTS = {"kfac": "every token", "length": "every text"}
+
 RERANKED = """## A reranker after `--distil 300`
 
 all-MiniLM-L6-v2 as a cross-encoder, fine-tuned for an epoch on 4,000 questions of SQuAD, each with the sentences of its paragraph: the one with the answer is
@@ -87,6 +94,16 @@ def sections() -> Iterator[str]:
         yield origin(trained[0], STUDY, 1)
     for study, about in ((STUDY, WIDE), (f"{STUDY}/mpnet", LARGER)):
         yield from _trained_widely(study, about)
+    if made := load(f"{STUDY}/estimates"):
+        yield COUNTED
+        yield table(
+            ["density", "counts once", "Spearman", "SQuAD, nDCG@10", "CNN/DailyMail, nDCG@10"],
+            [
+                [f"{one['density']:.3f}", COUNTS[one["variant"]], *map(percent, one["scores"].values())]
+                for one in sorted(made, key=lambda one: (-one["density"], one["variant"]))
+            ],
+        )  # fmt: skip
+        yield origin(made[0], f"{STUDY}/estimates", 1)
     if across := load(f"{STUDY}/across"):
         yield ACROSS
         yield table(

@@ -80,7 +80,7 @@ class TokenList(MomentSums):
         self._gradients: dict[str, list[Tensor]] = {name: [] for name in self.leader}
         self._seen = dict.fromkeys(self.grams, 0)
 
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, rows: int) -> None:
         """Keep the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
             rows, length = x.shape[:2]

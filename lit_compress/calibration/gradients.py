@@ -50,13 +50,13 @@ class ExampleGradients(Collector):
         self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
         self.missing = dict.fromkeys(sums, 0)
 
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, rows: int) -> None:
         """Keep the inputs until the gradient comes."""
-        read = [x.detach().reshape(examples, -1, x.shape[-1])]
+        read = [x.detach().reshape(rows, -1, x.shape[-1])]
         self.missing[name] += 1
 
         def on_gradient(gradient: Tensor) -> None:
-            self.uses[name].append((read.pop(), gradient.reshape(examples, -1, gradient.shape[-1])))
+            self.uses[name].append((read.pop(), gradient.reshape(rows, -1, gradient.shape[-1])))
             self.missing[name] -= 1
             if not self.missing[name]:
                 self._add(name)

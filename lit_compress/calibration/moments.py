@@ -148,7 +148,7 @@ class MomentSums(Collector):
     by_token = True
 
     def __init__(
-        self, net: Any, names: Sequence[str], device: torch.device | str, gradients: bool, by_text: bool
+        self, net: Any, names: Sequence[str], device: torch.device | str, gradients: bool, by_text: bool = False
     ) -> None:  # fmt: skip
         self.with_gradients, self.by_text = gradients, by_text
         place = place_of_sums(device)
@@ -167,13 +167,13 @@ class MomentSums(Collector):
             if gradients:
                 self.outer[name] = Gram(outputs, net.dtype, device)
 
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, rows: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
             inputs = tokens_at(x.detach(), where)
             count, sums = [len(inputs)] * 2, self.means[name]
             if self.by_text:
-                weights, count[0] = lengths(where, x.shape[:-1], examples).to(inputs).reciprocal()[:, None], examples
+                weights, count[0] = lengths(where, x.shape[:-1], rows).to(inputs).reciprocal()[:, None], rows
                 sums[:-2] += double(inputs * weights).sum(0).to(sums.device)
                 inputs = inputs * weights.sqrt()
             else:

@@ -103,11 +103,12 @@ class Collector(ABC):
     by_token: ClassVar[bool]
 
     @abstractmethod
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
-        """Take a use of site ``name`` by so many ``examples``, and watch for the gradient by its output.
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, rows: int) -> None:
+        """Take a use of site ``name``, and watch for the gradient by its output.
 
-        Inputs ``x`` are [b, length, in] or [b * length, in]. ``where`` has the places of the tokens that count, int64,
-        or None for all; it is None in a collector that is not :attr:`by_token`.
+        The ``rows`` are examples; of a collector :attr:`by_token` texts, of which an example may have two. Inputs ``x``
+        are [b, length, in] or [b * length, in]. ``where`` has the places of the tokens that count, int64, or None for
+        all; it is None in a collector that is not :attr:`by_token`.
         """
 
     def end(self) -> None:  # noqa: B027
@@ -252,7 +253,8 @@ def watched(
                 f"calibration: '{name}' reads {tuple(x.shape)}, not the tokens of {examples} texts; choose a "
                 "method without a calibration"
             )
-        sums.use(name, x, output, None if of_positions else places[stack], examples)
+        rows = len(masks[stack]) if sums.by_token and not of_positions else examples
+        sums.use(name, x, output, None if of_positions else places[stack], rows)
         used.add(name)
 
     with hooked(modules, on_forward):

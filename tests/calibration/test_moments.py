@@ -113,7 +113,7 @@ def test_equals_the_loop(variant):
     check(collect_kronecker(net, cut(turned, 3, 1), "classification"), expected, tolerance)
 
 
-@pytest.mark.parametrize("variant", ["bert", "mpnet", "deberta-v2", "bart"])
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "deberta-v2", "bart", "opt"])
 def test_every_text_counts_once(variant):
     """A text of three tokens as much as one of nine, in any batches."""
     net = make(variant)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from in_memory import collect_kronecker
-from tiny import make_batch, make_net
+from tiny import make_batch, make_net, write_backbone
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import FWSVD
@@ -20,7 +20,7 @@ from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Weighted, calibration_for, labels_of
-from lit_compress.tasks.records import get_task
+from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
 
@@ -158,3 +158,13 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
     assert torch.allclose(moments(1), moments(2), rtol=1e-5, atol=0)
     assert not torch.allclose(moments(1, labels="drawn"), moments(2, labels="drawn"), rtol=1e-2, atol=0)
     assert weighted(KFAC, RankRule()).record(data)["labels"] == "exact"
+
+
+@pytest.mark.parametrize("weighting", ["kfac", "inputs"])
+def test_texts_count_once_if_a_vector_is_made_of_each(weighting, tmp_path, tiny_data, tiny_backbone):
+    net = write_backbone(tmp_path / "net", "bert", "stsb_embedding")
+    (tmp_path / "texts.csv").write_text("text\n" + "a b\n" * 20)
+    texts = DataModule("custom", str(net), str(tmp_path / "texts.csv"), custom=Custom("embedding"))
+    for data, once in ((texts, True), (DataModule("sst2", str(tiny_backbone), str(tiny_data)), False)):
+        asked = calibration_for(Weighted(weighting=weighting), data)
+        assert asked.statistic.by_text is once

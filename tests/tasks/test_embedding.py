@@ -104,10 +104,27 @@ def test_kronecker_factors_do_not_depend_on_batches(family):
     net = make_net(family, "stsb_embedding", dropout=0.0).double().eval()
     batch = _batch([[5, 6, 7, 8], [9, 10], [3]], [[11], [12, 13, 14, 15, 16], [7, 8]])
     rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
-    whole, alone = (collect_kronecker(net, batches, "embedding") for batches in ([batch], rows))
-    for name, factors in whole.items():
-        assert torch.allclose(factors.gradients(), alone[name].gradients(), rtol=1e-9, atol=1e-15)
-        assert torch.allclose(factors.inputs(), alone[name].inputs(), rtol=1e-9, atol=1e-12)
+    for once in (False, True):
+        whole, alone = (collect_kronecker(net, batches, "embedding", by_text=once) for batches in ([batch], rows))
+        for name, factors in whole.items():
+            assert torch.allclose(factors.gradients(), alone[name].gradients(), rtol=1e-9, atol=1e-15)
+            assert torch.allclose(factors.inputs(), alone[name].inputs(), rtol=1e-9, atol=1e-12)
+
+
+def test_every_text_of_a_pair_counts_once():
+    """As much as one of another length, by a loop over texts."""
+    net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
+    first, second = [[5, 6, 7, 8], [9, 10], [3]], [[11], [12, 13, 14, 15, 16], [7, 8]]
+    name, seen = "encoder.layer.0.intermediate.dense", []
+    module = net.get_submodule(name)
+    watch = module.register_forward_hook(lambda _, args, y: seen.append(args[0][0]))
+    for ids in (*first, *second):
+        net(torch.tensor([ids]))
+    watch.remove()
+    factors = collect_kronecker(net, [_batch(first, second)], "embedding", [name], by_text=True)[name]
+    assert torch.allclose(factors.inputs(), sum(x.T @ x / len(x) for x in seen) / 6, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(factors.mean, sum(x.mean(0) for x in seen) / 6, rtol=1e-9, atol=1e-12)
+    assert factors.tokens == 6
 
 
 def test_a_model_with_another_head_gives_states(tiny_backbone):
