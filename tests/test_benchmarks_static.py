@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tiny import make_net
+from transformers import AutoTokenizer
 
 from benchmarks.comparison.static import distil, fit_head, read, score
+from benchmarks.embedding.static import RARE, NoBlocks, Table, vectors_of
 from lit_compress.data.datamodule import DataModule
 
 
@@ -37,3 +40,21 @@ def test_classes_are_learned_on_training_rows_and_scored_on_dev_rows(folder, tin
     assert scores["val/accuracy"] == pytest.approx(sum(right) / len(right)) and scores["val/accuracy"] > 0.6
     assert scores["val/accuracy_low95"] < scores["val/accuracy"] and scores["val/rows"] == len(right)
     assert static.bytes > read(folder).bytes
+
+
+def test_vectors_of_a_sentence_model_are_those_of_its_tokens(tmp_path, tiny_backbone):
+    """A token alone in the dense model, less the mean over the vocabulary; frequent ones count less."""
+    net = make_net("bert", "stsb_embedding", dropout=0.0).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_backbone)
+    (tmp_path / "texts.txt").write_text("film film film\nfilm great\n")
+    found = vectors_of(net, tokenizer, tmp_path / "texts.txt")
+    first, last, film, great = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]", "film", "great"])
+    with torch.no_grad():
+        rows = [net(torch.tensor([[first, i, last]])).last_hidden_state[0].mean(0) for i in range(len(found))]
+    mean, shares = torch.stack(rows).mean(0), {film: 0.8, great: 0.2}
+    for token, row in enumerate(rows):
+        weight = 0.0 if token in tokenizer.all_special_ids else RARE / (RARE + shares.get(token, 0.0))
+        torch.testing.assert_close(found[token], (row - mean) * weight, rtol=1e-4, atol=1e-5)
+    net.embeddings, net.encoder = Table(found), NoBlocks()
+    states = net(torch.tensor([[film, great]])).last_hidden_state
+    torch.testing.assert_close(states[0], found[[film, great]])

@@ -35,6 +35,7 @@ Choices where the sources differ or are silent:
     - Both moments are damped, by shares of the means of their diagonals; the report of ``factorize`` says by how much.
     - Hidden states are divided by their own variance, so that one weight serves all models.
     - Matrices without a bias are not centred.
+    - For sentence models A and m are means over texts of a text's mean: each counts once (calibration/moments.py).
 """
 
 from __future__ import annotations
