@@ -59,20 +59,22 @@ def export_folder(out: Path) -> Iterator[Path]:
 
     Files of an earlier export there go; those that its manifest does not list are of others, and stay.
     """
-    with atomic_folder(out) as temporary:
+    with atomic_folder(out, _others) as temporary:
         yield temporary
-        try:
-            listed = listed_files("export", out)
-        except UserError:  # which files are of the export cannot be known
-            listed = None
-        if listed is None:
-            return
-        for path in out.rglob("*"):
-            name = path.relative_to(out)
-            own = name.as_posix() in {*listed, MANIFEST, PROSE} or "__pycache__" in name.parts
-            if path.is_file() and not own and not (temporary / name).exists():
-                (temporary / name.parent).mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, temporary / name, follow_symlinks=False)
+
+
+def _others(out: Path) -> list[Path]:
+    """Return the relative paths of files, links and empty folders in an export's folder that are not its own."""
+    try:
+        listed = listed_files("export", out)
+    except UserError:  # which files are of the export cannot be known
+        listed = None
+    if listed is None:
+        return []
+    own = {*listed, MANIFEST, PROSE}
+    ends = [path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
+    names = [path.relative_to(out) for path in ends]
+    return [name for name in names if name.as_posix() not in own and "__pycache__" not in name.parts]
 
 
 def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:

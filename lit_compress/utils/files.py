@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,13 +50,14 @@ def check_folder(option: str, path: Path, file: bool = False) -> None:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, others: Callable[[Path], list[Path]] = lambda _: []) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Linux exchanges two names at once: one of both
     is there at every moment. A link is followed. A folder that cannot be renamed or is in use by the shell, i.e. a
     mount point or the working folder, gets other content. Processes that write the same folder have a temporary one
-    each, and the last is kept whole.
+    each, and the last is kept whole. ``others`` returns relative paths in an earlier ``folder`` that stay as they are,
+    except where there is something new.
     """
     folder = Path(os.path.realpath(folder))
     stays = folder.is_mount() or folder == Path(os.path.realpath(os.curdir))
@@ -75,6 +76,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         for path in temporary.rglob("*"):
             if path.is_file() and not path.is_symlink():  # its file may be elsewhere
                 path.chmod(mode)
+        for name in [name for name in others(folder) if not ours.fullmatch(name.parts[0])]:
+            _keep(folder / name, temporary / name)
         if stays:
             for path in folder.iterdir():
                 if not ours.fullmatch(path.name):
@@ -87,6 +90,16 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     finally:
         remove(temporary)
         os.close(handle)
+
+
+def _keep(path: Path, new: Path) -> None:
+    """Copy a file, a link or an empty folder, unless something is there."""
+    with suppress(FileExistsError, NotADirectoryError):
+        new.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            new.mkdir()
+        elif not new.exists() and (path.is_file() or path.is_symlink()):
+            shutil.copy2(path, new, follow_symlinks=False)
 
 
 def is_left(temporary: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +66,29 @@ def test_files_of_others_stay(files):
     with export_folder(files) as new:
         (new / "config.json").write_text("newer")
     assert [path.name for path in files.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_files_of_others_stay_as_they_are(here, files, tmp_path, monkeypatch):
+    """Their modes, links and empty folders, e.g. of a repository; also if the working folder gets the new export."""
+    write_manifest(files)
+    for name, mode in (("secret.env", 0o600), ("run.sh", 0o755)):
+        (files / name).write_text("mine")
+        (files / name).chmod(mode)
+    (files / ".git" / "refs").mkdir(parents=True)
+    for name, to in (("data", tmp_path), ("gone", "nowhere"), ("1_Pooling/run", "../run.sh")):
+        (files / name).symlink_to(to)
+    if here:
+        monkeypatch.chdir(files)
+    with export_folder(Path() if here else files) as new:
+        (new / "1_Pooling").write_text("new")
+        write_manifest(new)
+    assert {path.name for path in files.iterdir()} == {
+        "manifest.json", "1_Pooling", "secret.env", "run.sh", ".git", "data", "gone"
+    }  # fmt: skip
+    assert [stat.S_IMODE((files / name).stat().st_mode) for name in ("secret.env", "run.sh")] == [0o600, 0o755]
+    assert (files / ".git" / "refs").is_dir() and (files / "1_Pooling").read_text() == "new"
+    assert [str((files / name).readlink()) for name in ("data", "gone")] == [str(tmp_path), "nowhere"]
 
 
 @pytest.mark.parametrize("name", ["../secret/config.json", "/etc/passwd", "1_Pooling/../../secret/config.json"])
