@@ -64,6 +64,8 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     )  # fmt: skip
     folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled, optional))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
+    if task_type(task).lists and labelled and not optional and not any(rows[task.label]):
+        raise UserError(f"{source.where} has no relevant document: every label is 0")
     if source.part is not None:
         whole, rows = len(rows), _part(rows, source, lists_in(task, rows))
         note(f"{source.where}: {len(rows)} of {whole} rows are its {source.split} split")

@@ -232,7 +232,7 @@ def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
 def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
     """Return the lines as the first text column; with their ends if they are one text."""
     first, ends = _first_line(where, file, place), "" if task_type(task).one_text else "\r\n"
-    fields = {field.strip('" \r\n') for field in re.split(r"[,;\t|]", first)}
+    fields = {field.strip('" \r\n') for field in re.split(r"[,;\t|]", first)} - {""}
     if not task_type(task).one_text and ("\t" in first or first.startswith('{"') or fields & {*task.text, task.label}):
         raise UserError(f"{where} is a table or JSON by its first line, '{first.strip():.60}'; call it .csv or .jsonl")
 

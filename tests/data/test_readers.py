@@ -130,6 +130,15 @@ def test_the_index_that_pandas_writes_is_no_label(tmp_path):
         assert rows.column_names == ["text", "other"]
 
 
+@pytest.mark.parametrize("first", ["", "in the end,", "good, , bad", '""'])
+def test_a_first_line_with_an_empty_field_is_a_text(first, tmp_path):
+    """Also of a kind without labels, whose label column has no name."""
+    (tmp_path / "texts.txt").write_text(f"{first}\na film\n")
+    task = replace(OWN, kind="embedding", labels=(), label="")
+    rows = load_split_files(task, Place(str(tmp_path / "texts.txt")), ["all"], labelled=False)["all"]
+    assert rows["text"][:] == [first, "a film"]
+
+
 @pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "utf-8-sig"])
 def test_other_encodings_are_read_if_they_are_given(tmp_path, encoding, name):

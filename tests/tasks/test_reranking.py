@@ -174,3 +174,13 @@ def test_one_query_cannot_be_split(place, tmp_path):
     data = DataModule("custom", str(place / "model"), str(tmp_path / "one.csv"), custom=Custom("reranking"))
     with pytest.raises(UserError, match="has too few lists of rows, 1; to split them give more"):
         data.setup("fit")
+
+
+@pytest.mark.parametrize("label", [0, 0.2])
+def test_a_dev_set_without_a_relevant_document_has_no_score(label, place, tmp_path):
+    write_rows(tmp_path, validation=[{"query": "a", "document": word, "label": 0} for word in WORDS[1:]])
+    write_rows(tmp_path, train=[{"query": "a", "document": word, "label": label} for word in WORDS])
+    data = DataModule("custom", str(place / "model"), str(tmp_path), custom=Custom("reranking"))
+    with pytest.raises(UserError, match="validation.jsonl' has no relevant document: every label is 0"):
+        data.setup("validate")
+    data._read(["train"], labelled=bool(label))
