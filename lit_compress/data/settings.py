@@ -181,7 +181,8 @@ class DataSettings(LightningDataModule):
     def limit(self) -> int:
         """Number of tokens that the backbone can read, or its tokenizer gives; 1e30 if nothing limits it."""
         positions = usable_positions(load_config(self.backbone, self.record))
-        return min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+        own = max(self.tokenizer.model_max_length, self.record.pooling.max_length or 0)  # sentence models replace it
+        return min(own, positions or own)
 
     @property
     def max_length(self) -> int:

@@ -15,6 +15,7 @@ from lit_compress.models.own_code import forget_code
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
+from lit_compress.tasks.sentences import OWN
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.manifest import MANIFEST, PROSE, listed_files, write_manifest
@@ -87,7 +88,7 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     """
     path = folder / "modules.json"
     types = [str(module.get("type")) for module in (read_json(what, path, list) if path.is_file() else [])]
-    if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
+    if strange := next((name for name in types if not name.startswith(OWN)), None):
         raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
     for name, path in export_files(what, folder).items():
         if not name.endswith(".py"):

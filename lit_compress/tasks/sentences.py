@@ -17,6 +17,7 @@ from lit_compress.utils.files import read_json, write_json
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
 SETTINGS = "config_sentence_transformers.json"
+OWN = "sentence_transformers."  # how types of modules begin that are the library's
 _CAN = "Pooling and Normalize, in this order, can be kept"
 # keys of the pooling that older versions of sentence-transformers read: what they begin with, their ends
 OLDER, OLDER_NAMES = "pooling_mode_", {"cls_token": "cls", "mean_tokens": "mean"}
@@ -96,6 +97,8 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
 def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
     """Return (class, folder) of the steps that ``modules.json`` names; None if there is no such file.
 
+    Classes of other packages keep the package's name.
+
     Raises:
         UserError: the file is broken.
     """
@@ -103,7 +106,8 @@ def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
     if not path.is_file():
         return None
     try:
-        return [(item["type"].rpartition(".")[2], item["path"]) for item in read_json(option, path, list)]
+        modules = [(item["type"], item["path"]) for item in read_json(option, path, list)]
+        return [(name.rpartition(".")[2] if name.startswith(OWN) else name, place) for name, place in modules]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{option}: '{folder}': its modules.json is broken") from error
 

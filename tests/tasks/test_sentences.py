@@ -153,6 +153,17 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
         assert torch.allclose(torch.tensor(net.encode(texts)), expected, atol=off)
 
 
+@pytest.mark.parametrize("asked, tokens", [(40, 40), (1000, 64)])
+def test_the_longest_text_is_that_of_its_own_file(place, tmp_path, asked, tokens):
+    """Also if the tokenizer's is shorter; no longer than the positions."""
+    from sentence_transformers import SentenceTransformer
+
+    model = _save(tmp_path / "model", place / "bert", own={"max_seq_length": asked})
+    data = data_of(place, model)
+    assert data.deployed_length == data.max_length == tokens
+    assert min(SentenceTransformer(str(model), device="cpu").max_seq_length, 64) == tokens
+
+
 @pytest.mark.parametrize(
     "made, line",
     [
@@ -170,6 +181,15 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
 def test_other_ways_to_make_vectors_are_refused(place, tmp_path, made, line):
     model = _save(tmp_path / "model", place / "bert", **made)
     with pytest.raises(UserError, match=f"^model.backbone: '.*{line}"):
+        data_of(place, model)
+
+
+def test_a_class_of_another_package_is_not_the_librarys(place, tmp_path):
+    model = _save(tmp_path / "model", place / "bert")
+    modules = json.loads((model / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UserError, match="makes vectors by custom_st.Transformer, Pooling .modules.json.; Pooling and"):
         data_of(place, model)
 
 
