@@ -59,7 +59,7 @@ def tokens_kept(net: Model, data: DataModule) -> int:
 
 
 def _used(net: Model, data: DataModule) -> set[int]:
-    """Return the tokens of the training texts, and the first ones, the frequent ones, as many as other texts need.
+    """Return the tokens of the training texts and of all prompts, and the first ones, as many as other texts need.
 
     Of a tenth of the training texts at most :data:`MISSED` have a piece that is in neither, without this tenth.
     """
@@ -67,6 +67,7 @@ def _used(net: Model, data: DataModule) -> set[int]:
     used = {*token_counts(data.train_tokens(), size, written).nonzero().flatten().tolist(), *special_ids(net)}
     missed = pieces_missed(data.train_tokens(), size, written).sort(descending=True).values.tolist()
     first = [*missed, -1][int(MISSED * len(missed))]
+    used |= {number for _, text in data.record.pooling.prompts for number in data.tokenizer(text)["input_ids"]}
     names = data.tokenizer.convert_ids_to_tokens(list(range(first + 1)))
     return used | {number for number, name in enumerate(names) if name and not _UNUSED.fullmatch(name)}
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import make_batch, make_net, write_bert
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
-from lit_compress.export.vocabulary import check_table, cut_tokenizer, keep_tokens, shrink_table, special_ids
+from lit_compress.data.datamodule import DataModule
+from lit_compress.export.vocabulary import (
+    check_table,
+    cut_tokenizer,
+    cut_vocabulary,
+    keep_tokens,
+    shrink_table,
+    special_ids,
+)
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.accounting import count_params
 from lit_compress.models.storage import load_net, save_net
+from lit_compress.tasks.records import Custom
+from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -238,3 +249,16 @@ def test_what_cannot_be_made_smaller_is_refused():
     for family, task in (("opt", "wikitext2"), ("t5", "xsum"), ("bart", "sst2")):
         with pytest.raises(UserError, match=r"--embeddings int8: the table .* has other uses"):
             shrink_table(make_net(family, task))
+
+
+def test_all_prompts_of_a_sentence_model_stay(tmp_path):
+    """Also those that no training text begins with."""
+    (tmp_path / "texts.csv").write_text("text\n" + f"{TEXTS[1]}\n" * 20)
+    net, prompt = write_bert(tmp_path / "net", "stsb_embedding"), "interesting plot of "
+    data = DataModule("custom", str(net), str(tmp_path / "texts.csv"), custom=Custom("embedding"))
+    data.record = replace(data.record, pooling=Pooling(prompts=(("query", prompt), ("", "")), max_length=16))
+    data.tokenizer = wordpiece(tmp_path)
+    small, other, facts = cut_vocabulary(make_net("bert", "stsb_embedding", vocab_size=300), data)
+    assert facts["rows"] < len(data.tokenizer) and small.config.vocab_size == facts["rows"]
+    assert other.tokenizer.tokenize(prompt) == data.tokenizer.tokenize(prompt)
+    assert other.tokenizer.tokenize("charmless") != data.tokenizer.tokenize("charmless")
