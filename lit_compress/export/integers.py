@@ -6,7 +6,7 @@ sensitive tenth of the matrices, which adds 5 % to SmolLM2-135M and leaves two t
 activations are far larger than the others: fixed ranges cost SmolLM2-135M 11 % of perplexity (benchmarks/decoder).
 
 All other models get integers of 8 bits for weights and activations. NNCF reads the range of every activation once,
-from texts. So a text has the same answers alone, in a batch and with padding.
+from texts. So a text has the same answers alone, in a batch and padded at its end.
 Weights take 7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
 """
 

@@ -78,15 +78,12 @@ def atomic_folder(folder: Path, others: Callable[[Path], list[Path]] = lambda _:
                 path.chmod(mode)
         for name in [name for name in others(folder) if not ours.fullmatch(name.parts[0])]:
             _keep(folder / name, temporary / name)
-        if stays:
-            for path in folder.iterdir():
-                if not ours.fullmatch(path.name):
-                    remove(path)
-            for path in temporary.iterdir():
-                path.rename(folder / path.name)
-        elif not (folder.exists() and _exchange(temporary, folder)):
-            remove(folder)
-            temporary.rename(folder)
+        new = list(temporary.iterdir())
+        for path in new if stays else [temporary]:
+            _replace(path, folder / path.name if stays else folder)
+        for path in folder.iterdir() if stays else ():
+            if path.name not in {other.name for other in new} and not ours.fullmatch(path.name):
+                remove(path)
     finally:
         remove(temporary)
         os.close(handle)
@@ -119,8 +116,15 @@ def is_left(temporary: Path) -> bool:
     return True
 
 
+def _replace(new: Path, old: Path) -> None:
+    """Put a file or a folder in the place of another one, if there is one."""
+    if not (os.path.lexists(old) and _exchange(new, old)):
+        remove(old)
+        new.rename(old)
+
+
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once; False if the system or the file system cannot."""
+    """Exchange two names at once; False if the system or the file system cannot."""
     rename, here, swap = getattr(ctypes.CDLL(None), "renameat2", None), -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 

@@ -91,6 +91,20 @@ def test_files_of_others_stay_as_they_are(here, files, tmp_path, monkeypatch):
     assert [str((files / name).readlink()) for name in ("data", "gone")] == [str(tmp_path), "nowhere"]
 
 
+def test_a_kill_in_the_working_folder_loses_no_file_of_others(files, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    write_manifest(files)
+    (files / "notes.txt").write_text("mine")
+    monkeypatch.chdir(files)
+    monkeypatch.setattr(Path, "rename", kill)
+    monkeypatch.setattr("lit_compress.utils.files._exchange", kill)
+    with pytest.raises(KeyboardInterrupt), export_folder(Path()) as new:
+        (new / "config.json").write_text("new")
+    assert (files / "notes.txt").read_text() == "mine" and (files / "report.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize("name", ["../secret/config.json", "/etc/passwd", "1_Pooling/../../secret/config.json"])
 def test_a_manifest_names_nothing_outside(name, files):
     entry = {"bytes": 6, "sha256": "0"}
