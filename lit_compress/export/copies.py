@@ -72,7 +72,7 @@ def _others(out: Path) -> list[Path]:
         listed = None
     if listed is None:
         return []
-    own = {*listed, MANIFEST, PROSE}
+    own = {*listed, MANIFEST, PROSE, *(path.name for pattern in PROGRAMS for path in out.glob(pattern))}
     ends = [path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
     names = [path.relative_to(out) for path in ends]
     return [name for name in names if name.as_posix() not in own and "__pycache__" not in name.parts]

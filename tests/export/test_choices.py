@@ -255,7 +255,8 @@ class Names:
 def test_pieces_that_texts_of_the_same_kind_need_stay():
     """Every second text has a piece that no other has; of a tenth that is left out at most 10 % may miss one."""
     rows = [[10, 11, 100 + row] if row % 2 else [10, 11] for row in range(100)]
-    data = SimpleNamespace(train_tokens=lambda: Dataset.from_dict({"input_ids": rows}), tokenizer=Names())
+    tokens, record = lambda: Dataset.from_dict({"input_ids": rows}), get_task("sst2")
+    data = SimpleNamespace(train_tokens=tokens, tokenizer=Names(), record=record)
     drawn, missed = sorted(drawn_order(100, 0)[:10]), pieces_missed(data.train_tokens(), 300).tolist()
     assert missed == [100 + row if row % 2 else -1 for row in drawn]
     net = SimpleNamespace(config=BertConfig(vocab_size=300), can_generate=lambda: False)
