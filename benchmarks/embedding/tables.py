@@ -34,7 +34,7 @@ WIDE = """## After `--distil 800` on 25,600 different texts
 No text is read twice: 4,662 paragraphs and 6,400 questions of SQuAD's training split, 8,138 pieces of articles of XSum and
 CNN/DailyMail, 6,400 sentences of STS-B. bf16-mixed, rate 3e-4. nDCG@10 of 2,000 questions of SQuAD's dev set among their
 2,000 paragraphs (standard error 0.8), and of 500 highlights of CNN/DailyMail among their articles. `before`:
-right after the factorization on the same calibration. *Whole blocks*: the method Layers with the same distillation.
+right after the factorization on the same calibration, in which every text counts once at 0.25, every token in the other rows. *Whole blocks*: the method Layers with the same distillation.
 *On all texts*: 1,340 steps on all 42,851 texts that there are, vectors alone, without hidden states.
 *Program in 8 bits*: the dense model in OpenVINO, weights and activations. *Static vectors*: one vector per token, and no blocks (static.py).
 """
