@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from math import ceil
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
+from lit_compress.data.readers import CHUNK
 from lit_compress.tasks.base import IGNORED, KIND
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.types import Dataset
@@ -140,8 +141,9 @@ class ResumableLoader(DataLoader):
 
     @property
     def largest(self) -> tuple[int, int]:
-        """The number of texts of a micro-batch, and the tokens of the longest text."""
-        return min(self.order.batch_size, len(self.order.lengths)), max(self.order.lengths, default=1)
+        """The number of texts that the model reads at once, and the tokens of the longest text."""
+        texts = len(further_texts(self.dataset.encoded)) if self.order.shuffle else 0  # alone in an evaluation
+        return (1 + texts) * min(self.order.batch_size, len(self.order.lengths)), max(self.order.lengths, default=1)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the epoch, and the number of its batches that were delivered."""
@@ -166,6 +168,22 @@ class ResumableLoader(DataLoader):
             order.delivered += 1
             yield batch
         order.set_epoch(epoch + 1)
+
+
+def further_texts(encoded: Dataset) -> list[str]:
+    """Return the columns of token ids of all texts of a row but the first."""
+    return [name for name in encoded.column_names if name.startswith("input_ids_")]
+
+
+def row_lengths(encoded: Dataset) -> list[int]:
+    """Return the number of tokens of every row, the longest text's if it has several."""
+    lengths: list[int] = encoded.with_format("numpy")["length"][:].tolist()
+    if not (others := further_texts(encoded)):
+        return lengths
+    rows = chain.from_iterable(
+        zip(*(part[name] for name in others), strict=True) for part in encoded.select_columns(others).iter(CHUNK)
+    )
+    return [max(length, *map(len, row)) for length, row in zip(lengths, rows, strict=True)]
 
 
 def drawn_order(

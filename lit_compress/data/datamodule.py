@@ -17,6 +17,7 @@ from lit_compress.data.batching import (
     ResumableLoader,
     drawn_order,
     held_out,
+    row_lengths,
 )
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import add_targets, content_key, encode, encoding_key, vectors_of, with_vectors
@@ -254,8 +255,7 @@ class DataModule(DataSettings):
                 f"trainer.overfit_batches: {overfit} would replace the order of the batches; use data.train_examples"
             )
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        lengths = split.encoded.with_format("numpy")["length"][:].tolist()
-        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, size)
+        order = BatchOrder(row_lengths(split.encoded), batch_size, self.seed, rank, world_size, shuffle, size)
         kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
         available = None if kind.one_text else split.available
         return ResumableLoader(

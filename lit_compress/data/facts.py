@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_compress.data.batching import VALIDATION_SEED, drawn_order
+from lit_compress.data.batching import VALIDATION_SEED, drawn_order, row_lengths
 from lit_compress.data.readers import CHUNK
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
@@ -47,7 +47,7 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
             keys.append(hash(row))
         found.append({
             "split": name, "rows": len(rows), "available": available, "inputs": len(encoded),
-            "longest": int(columns["length"][:].max()), "cut": int(columns["truncated"][:].sum()), "empty": empty,
+            "longest": max(row_lengths(encoded)), "cut": int(columns["truncated"][:].sum()), "empty": empty,
             "repeated": len(keys) - len(set(keys)), "in_train": sum(key in trained for key in keys),
             "classes": classes,
         })  # fmt: skip

@@ -99,6 +99,33 @@ def test_vectors_of_pairs_are_those_of_single_texts():
             assert torch.allclose(found[row, text], vector / vector.norm(), atol=1e-12)
 
 
+def test_an_evaluation_pads_no_query_to_the_length_of_its_document():
+    net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
+    batch = _batch([[5, 6, 7, 8], [9, 10]], [[11], [12, 13, 14, 15, 16, 17, 18]])
+    batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
+    read = []
+    watch = net.embeddings.register_forward_hook(lambda _, args, states: read.append(states.shape[:2]))
+    with torch.no_grad():
+        found = KIND.outputs(net, batch, None)
+        watch.remove()
+        together = KIND._vectors(KIND.run(net, batch), batch)
+    assert read == [(2, 4), (2, 7)]
+    assert torch.allclose(found.double(), together, atol=1e-6)
+
+
+def test_rows_of_several_texts_are_ordered_by_their_longest_text(place):
+    """Queries have one token here, and documents many; the memory guard counts with documents."""
+    texts = [f"{' '.join(['film'] * n)}" for n in (3, 9, 1, 7, 5, 2, 8, 4, 6)]
+    rows = [{"query": "plot", "document": text} for text in texts]
+    folder = write_rows(place / "ordered", train=rows, validation=rows)
+    data = DataModule("custom", str(place / "model"), str(folder), custom=DOCUMENTS, batch_size=3, eval_batch_size=3)
+    [loader] = data.val_dataloader()
+    widths = [batch["input_ids_2"].shape[1] for batch in loader]
+    assert [width - widths[-1] for width in widths] == [6, 3, 0]
+    assert loader.largest == (3, widths[0]) and data.train_dataloader().largest == (6, widths[0])
+    assert {split["longest"] for split in data.facts()["splits"]} == {widths[0]}
+
+
 @pytest.mark.parametrize("family", ["deberta-v2", "llama"])
 def test_kronecker_factors_do_not_depend_on_batches(family):
     net = make_net(family, "stsb_embedding", dropout=0.0).double().eval()
