@@ -238,10 +238,11 @@ def _rank(rank, folder):
     for variant in ("bert", "deberta-v2"):
         net = make(variant)
         batches = cut(batch_of(net), 2, 1, 1)
-        expected = loop(net, batch_of(net), "classification")
         mine = batches[:2] if rank == 0 else batches[2:]  # uneven in batches and in examples
         reduce = torch.distributed.all_reduce
-        check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
+        for once in (True, False):
+            expected = loop(net, batch_of(net), "classification", by_text=once)
+            check(collect_kronecker(net, mine, "classification", reduce=reduce, by_text=once), expected)
         names = list(expected)[:3]
         shared, alone = (
             estimate_fisher(net, part, "classification", names, reduce=how)
