@@ -39,8 +39,9 @@ class Reranking(Regression):
     )
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
-        """Return the relevance."""
-        number = super().label_of(task, where, row)
+        """Return the relevance; true is 1, false is 0."""
+        label = row[task.label]
+        number = float(label) if isinstance(label, bool) else super().label_of(task, where, row)
         if not 0 <= number <= 1:
             raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
         return number

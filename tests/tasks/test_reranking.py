@@ -85,7 +85,7 @@ def place(tmp_path_factory):
     def row(number):
         return {"query": WORDS[number // 6], "document": " ".join(rng.choices(WORDS, k=rng.randint(2, 9)))}
 
-    labelled = [row(i) | {"label": float(i % 6 == 0)} for i in range(24)]
+    labelled = [row(i) | {"label": i % 6 == 0} for i in range(24)]
     write_rows(folder / "pairs", train=[row(i) for i in range(40)], validation=labelled)
     return folder
 
@@ -168,6 +168,11 @@ def test_rows_are_drawn_query_by_query(single, place, tmp_path):
 def test_a_label_that_is_no_relevance_is_one_line(label):
     with pytest.raises(UserError, match=f"row 1: label {label} is no relevance; give one from 0 .none. to 1"):
         KINDS["reranking"].label_of(get_task("wiki_qa"), "row 1", {"label": label})
+
+
+def test_true_is_relevant_and_false_is_not():
+    labels = [KINDS["reranking"].label_of(get_task("wiki_qa"), "row 1", {"label": label}) for label in (True, False)]
+    assert labels == [1.0, 0.0]
 
 
 def test_one_query_cannot_be_split(place, tmp_path):
