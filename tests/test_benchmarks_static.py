@@ -42,9 +42,10 @@ def test_classes_are_learned_on_training_rows_and_scored_on_dev_rows(folder, tin
     assert static.bytes > read(folder).bytes
 
 
-def test_vectors_of_a_sentence_model_are_those_of_its_tokens(tmp_path, tiny_backbone):
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_vectors_of_a_sentence_model_are_those_of_its_tokens(family, tmp_path, tiny_backbone):
     """A token alone in the dense model, less the mean over the vocabulary; frequent ones count less."""
-    net = make_net("bert", "stsb_embedding", dropout=0.0).eval()
+    net = make_net(family, "stsb_embedding", dropout=0.0).eval()
     tokenizer = AutoTokenizer.from_pretrained(tiny_backbone)
     (tmp_path / "texts.txt").write_text("film film film\nfilm great\n")
     found = vectors_of(net, tokenizer, tmp_path / "texts.txt")

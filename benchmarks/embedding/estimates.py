@@ -41,12 +41,12 @@ def opened(options: Any, *words: object) -> Any:
     return CommandLine(read_line("plan", [str(word) for word in (*own, *words)]))
 
 
-def scores(options: Any, net: Any) -> dict[str, float]:
-    """Return the similarity and the nDCG@10 of both searches."""
+def scores(options: Any, net: Any, questions: int = run.MANY) -> dict[str, float]:
+    """Return the similarity and the nDCG@10 of both searches, one of so many questions."""
     from lit_compress.evaluation.evaluate import evaluate
 
     found = {}
-    for name, folder in run.searches(options).items():
+    for name, folder in run.searches(options, questions).items():
         found[name] = evaluate(net, opened(options, *CUSTOM, *PAIR, "--data.path", folder).build().data)
     stsb = opened(options, *common.source("stsb_embedding", options.data / "glue" / "stsb")).build().data
     searched = {name: values["val/ndcg_at_10"] for name, values in found.items()}

@@ -1,6 +1,6 @@
 """Static vectors of a sentence model: a table with one vector per token in place of all blocks.
 
-    python -m benchmarks.embedding.static --backbone DIR --data DIR [--work DIR]
+    python -m benchmarks.embedding.static --backbone DIR --data DIR [--work DIR] [--questions N]
 
 The vector of a token is the model's for the text that is this token alone, less the mean over the vocabulary. A text is
 the mean of its tokens, each with the weight a / (a + its share of run.py's wide texts), a = 1e-3 (SIF, Arora et al.
@@ -70,6 +70,7 @@ def main() -> None:
     from lit_compress.cli.factorizing import load_model
 
     parser = common.parser(STUDY, __doc__, "backbone", "data", work=Path("runs/embedding"))
+    parser.add_argument("--questions", type=int, default=run.MANY)
     options = parser.parse_args()
     options.list = None
     torch.set_num_threads(options.threads)
@@ -80,7 +81,7 @@ def main() -> None:
     net = load_model(str(options.backbone), job.method).eval()
     net.embeddings = Table(vectors_of(net, AutoTokenizer.from_pretrained(options.backbone), texts))
     net.encoder = NoBlocks()
-    scores, size = estimates.scores(options, net), 4 * net.embeddings.vectors.numel()
+    scores, size = estimates.scores(options, net, options.questions), 4 * net.embeddings.vectors.numel()
     made = {"name": NAME, "threads": options.threads, "scores": scores, "bytes": size}
     common.write(options, NAME, made | common.frame())
     print(made)
