@@ -22,6 +22,11 @@ TASK = """## {name}: {rows} runs
 
 *Held out*: the metric on the training rows that chose the epoch. *Before*: right after the compression, before training.
 """
+ON_A_CPU = """## stsb on one CPU core
+
+The settings of `base_size.yaml` and another teacher, in bf16-mixed with one thread of an {machine}. *Structures*: heads and neurons, as many as
+the program needs that is 6 times as fast (below). Each JSON in `results/cpu` has its run's config.
+"""
 COLUMNS = ["asked", "method", "seed", "density", "dev", "± error", "held out", "before", "of dense", "bytes", "steps", "seconds",
            "GPU, GiB"]  # fmt: skip
 
@@ -40,6 +45,27 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
         ]
         for row in made
     ]  # fmt: skip
+
+
+def on_a_cpu() -> Iterator[str]:
+    """Yield the table of runs with a teacher of the CPU, if there are results."""
+    found = sorted(load(f"{STUDY}/cpu"), key=lambda result: -result["compressed"]["metric"])
+    if not found:
+        return
+    rows = [["dense", "1", "", *_dev(found[0]["dense"]), "", "1", ""]]
+    for result in found:
+        small, held_out = result["compressed"], result["records"][-1]["held_out"]
+        rows.append([
+            result["label"], f"{small['density']:.3f}", f"{sum(record['steps'] for record in result['records'][1:]):,}",
+            *_dev(small), percent(held_out["val/pearson_spearman"]) if held_out else "",
+            f"{result['ratios']['bytes']:.2f}", percent(small["metric"] / result["dense"]["metric"]),
+        ])  # fmt: skip
+    yield ON_A_CPU.format(machine=found[0]["hardware"]["cpu"])
+    yield table(["method", "density", "steps", "dev", "± error", "held out", "bytes", "of dense"], rows)
+
+
+def _dev(net: dict[str, Any]) -> tuple[str, str]:
+    return percent(net["metric"]), percent(standard_error(net["interval"]))
 
 
 PROGRAMS = {
@@ -138,7 +164,7 @@ def sections() -> list[str]:
     for result in results:
         failed = "".join(f"- {name} failed: {error}\n" for name, error in result["failed"].items())
         made += [TASK.format(name=result["name"], rows=len(result["rows"])), table(COLUMNS, rows_of(result)), failed]
-    return [*filter(None, made), origin(results[0], STUDY, 1), *programs(), *operations()]
+    return [*filter(None, made), origin(results[0], STUDY, 1), *on_a_cpu(), *programs(), *operations()]
 
 
 def programs() -> Iterator[str]:
