@@ -136,9 +136,11 @@ def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> N
 
 
 def _model_key(model: PreTrainedModel, tokenizer: Any) -> str:
-    """Return a hash of all weights, of the configuration and of the tokenizer."""
+    """Return a hash of all weights, of the configuration, of how the model writes and of the tokenizer."""
     values = sorted(model.state_dict().items())
     digest = digest_of((f"{name} {value.dtype} {tuple(value.shape)}", value) for name, value in values)
     longest = tokenizer.model_max_length
-    own = [longest] if longest < (getattr(model.config, "max_position_embeddings", None) or 0) else []
+    own: list[Any] = [longest] if longest < (getattr(model.config, "max_position_embeddings", None) or 0) else []
+    own += [tokenizer.chat_template] if tokenizer.chat_template else []
+    own += [model.generation_config.to_json_string()] if getattr(model, "generation_config", None) else []
     return short_hash(digest, sorted(model.config.to_dict().items(), key=str), tokenizer_key(tokenizer), *own)

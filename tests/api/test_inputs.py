@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from tiny import write_backbone
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
 import lit_compress as lc
 from lit_compress.api.inputs import brought, splits_of
@@ -32,6 +33,18 @@ def test_a_tokenizer_that_reads_less_is_another_one(tiny_backbone):
         folder, _ = brought(net, tokenizer, "x.csv", {}, None)
         found.append((folder, min(64, AutoTokenizer.from_pretrained(folder).model_max_length)))
     assert [length for _, length in found] == [64, 16, 64] and found[0] == found[2]
+
+
+def test_a_model_that_writes_otherwise_is_another_one(tmp_path):
+    folder = write_backbone(tmp_path, "bart", "xsum")
+    net, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found = []
+    for beams, template in ((2, None), (5, None), (2, "{{ messages }}")):
+        net.generation_config.num_beams, tokenizer.chat_template = beams, template
+        kept, _ = brought(net, tokenizer, "x.csv", {}, None)
+        own = GenerationConfig.from_pretrained(kept), AutoTokenizer.from_pretrained(kept)
+        found.append((own[0].num_beams, own[1].chat_template))
+    assert found == [(2, None), (5, None), (2, "{{ messages }}")]
 
 
 def test_what_is_no_data_set_and_splits_that_nobody_knows_are_one_line(tiny_backbone):
