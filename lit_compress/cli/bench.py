@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.cli.words import Line
 from lit_compress.data.datamodule import DataModule
-from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, Settings
 from lit_compress.export.bench import bench as measure
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.utils.devices import find_device
@@ -25,7 +25,7 @@ Table = tuple[list[str], list[list[str]]]  # header and rows
 
 def bench(
     out: str, *, baseline: str | None = None, batch: list[int] | None = None, length: list[int] | None = None,
-    runtimes: list[str] | None = None, threads: int = 1, rounds: int = ROUNDS, seconds: float = SECONDS,
+    runtimes: list[str] | None = None, threads: int = 1, rounds: int = 30, seconds: float = 60.0,
     device: str = "auto", dtype: Literal["float32", "bfloat16", "float16"] | None = None, output: str | None = None,
     line: Line,
 ) -> None:  # fmt: skip

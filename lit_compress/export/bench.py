@@ -36,7 +36,6 @@ from lit_compress.utils.timing import STEADY, in_turns, pinned, speedup, spread,
 
 FILE = "bench.json"
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
-ROUNDS, SECONDS = 30, 60.0
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}
 
@@ -51,8 +50,8 @@ class Settings:
     lengths: tuple[int, ...] = LENGTHS
     runtimes: tuple[str, ...] = tuple(RUNTIMES)
     threads: int = 1
-    rounds: int = ROUNDS
-    seconds: float = SECONDS
+    rounds: int = 30
+    seconds: float = 60.0
     device: str = "cpu"
     dtype: str = "float32"
 

@@ -139,8 +139,9 @@ def test_the_collector_rests_while_a_command_is_imported(monkeypatch):
 def test_a_help_text_has_every_option_once(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    options = re.findall(r"^  (--[\w.]+)", capsys.readouterr().out, flags=re.M)
+    options = re.findall(r"^  (--[\w.]+)", said := capsys.readouterr().out, flags=re.M)
     assert len(options) == len(set(options))
+    assert not re.search(r"default [A-Z_]+\)", said)  # a name of the program
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
