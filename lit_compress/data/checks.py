@@ -147,8 +147,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
             f"no column '{absent[0]}' ({nearest(absent[0], names)})" if absent else f"no labels (all are {UNLABELLED})"
         )
         raise UserError(
-            f"{source.where} has {missing}; only predict, and factorize by SecondOrder, SVD or SliceGPT, read rows "
-            "without labels"
+            f"{source.where} has {missing}; only predict reads such rows, and factorize by SecondOrder, SVD or "
+            "SliceGPT such training rows"
         )
 
 
