@@ -34,7 +34,7 @@ class Regression(TaskType):
         if label is None:
             raise UserError(f"{where}: the label is null; fill it in or leave the row out")
         try:
-            number = math.nan if isinstance(label, bool) else float(label)
+            number = math.nan if isinstance(label, bool) or "_" in str(label) else float(label)  # 2_3 is 23
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= torch.finfo(torch.float32).max:

@@ -136,6 +136,7 @@ def test_the_dev_loss_is_the_task_loss_of_training(family, task):
         ("classification", 0.5, "is a number with a fraction"),
         ("regression", None, "the label is null"),
         ("regression", "much", "much"),
+        ("regression", "2_34", "label '2_34' is not a finite number"),
     ],
 )
 def test_labels_that_are_none(kind, label, words):
