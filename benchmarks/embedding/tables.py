@@ -41,7 +41,7 @@ right after the factorization on the same calibration, in which every text count
 
 LARGER = """## all-mpnet-base-v2 (110M parameters) after `--distil 500`
 
-Of the same texts, 16,000 are read once. 0.25 has 300 steps on 9,600, and a calibration with means over tokens. nDCG@10 of 1,000 questions among their 1,000 paragraphs (standard error 1.1), and of the
+Of the same texts, 16,000 are read once. In the calibration every text counts once. nDCG@10 of 1,000 questions among their 1,000 paragraphs (standard error 1.1), and of the
 500 highlights. *all-MiniLM-L6-v2*: a smaller sentence model as it is, 22.7M parameters.
 """
 
