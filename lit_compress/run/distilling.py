@@ -86,8 +86,12 @@ class Distilling:
         check_trainer(self.job.trainer)
 
     def fit(self, model: Path) -> None:
-        """Run or continue the stage of the compressed ``model``, as :func:`run_stage`; the run has the teacher."""
-        run_stage(self.job, self.made(), self.run, "", model)
+        """Run or continue the stage of the compressed ``model``, as :func:`run_stage`, unless it is finished.
+
+        The run has the teacher.
+        """
+        if DISTIL not in self.run.finished():
+            run_stage(self.job, self.made(), self.run, "", model)
 
     def made(self) -> Stage:
         """Return the stage, new, which drops nothing out."""

@@ -147,6 +147,18 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
         made(recovery, *few)
 
 
+def test_a_distilled_model_whose_export_was_stopped_is_not_trained_again(made, monkeypatch):
+    recovery, write = Recovery(distil=4), factorizing.write_export
+    whole = made(recovery, name="whole")
+    monkeypatch.setattr(factorizing, "write_export", lambda *_: sys.exit(1))
+    with pytest.raises(SystemExit):
+        made(recovery)
+    monkeypatch.setattr(factorizing, "write_export", write)
+    monkeypatch.setattr(distilling, "run_stage", lambda *_: pytest.fail("trained again"))
+    again = made(recovery)
+    assert equal(whole, again) and again.more["distilled"]["steps"] == 4
+
+
 def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     """They take what the first one decided, and train."""
     fitted = []
