@@ -124,7 +124,9 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
     split, data.trainer = data.split, None  # type: ignore[assignment]
     _finish_stage(spare, job, stage, run, trainer, split, time.time() - start)
     method.release()
-    trainer.strategy.barrier()  # wait for the other ranks
+    # all ranks wait here; Lightning does not look at a signal that came after the last step
+    if trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False):
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:

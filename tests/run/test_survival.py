@@ -40,6 +40,21 @@ def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path, capsys):
     assert checkpoint["global_step"] == 13 + 5  # checkpoint_every is 500
 
 
+class TerminateAtTheEnd(Callback):
+    """End this process when a stage has no further step."""
+
+    def on_train_end(self, trainer, pl_module):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_terminated_at_the_end_of_a_stage_begins_no_other(short_run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(args(short_run, tmp_path / "run", "--trainer.callbacks+=test_survival.TerminateAtTheEnd"))
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+    assert [*Run(tmp_path / "run").finished()] == ["dense"] and not (tmp_path / "run" / "retrain").exists()
+
+
 class Interrupt(Callback):
     """Press Ctrl-C at some steps, of whatever stage; each is there once."""
 
