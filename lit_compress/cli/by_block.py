@@ -126,7 +126,7 @@ class _Work:
         self.source, self.task, self.kind = Path(method.backbone).expanduser(), method.task, task_type(method.task)
         tensors = LazyTensors(self.source, f"model: '{self.source}'")
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
-        self.dev = [batch for loader in data.val_dataloader() for batch in loader]
+        self.dev = [part for loader in data.val_dataloader() for batch in loader for part in self.kind.forwards(batch)]
         asked, self.collector = self.compression.calibration(dense, data), None
         self.memory = {"outside": bytes_of(self.net.net), "block": max(map(bytes_of, self.net.blocks)), "statistics": 0}
         names = [site.name for site in find_sites(dense)]

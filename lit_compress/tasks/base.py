@@ -210,6 +210,10 @@ class TaskType:
         """Return two masks [b, length], not 0 at real tokens: of the first stack, and of a decoder after it."""
         return batch["attention_mask"], batch["attention_mask"]
 
+    def forwards(self, batch: Batch) -> list[Batch]:
+        """Return the batches that the model gets one after the other in :meth:`outputs`."""
+        return [batch]
+
     def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the outputs [b, ...] from which metrics and predictions are computed."""
         return self.logits(self.run(net, batch), batch).float()

@@ -144,18 +144,15 @@ class Embedding(TaskType):
         given = super().gives(output, inputs)
         return {**given, VECTORS: self.make(given[STATES], inputs["attention_mask"])}
 
-    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
-        """Return the vectors as the model makes them, [b, texts, width]: a forward for every text of a row.
+    def forwards(self, batch: Batch) -> list[Batch]:
+        """Return a batch for every text of a row: together, a query would have as many tokens as a document."""
+        names = ("input_ids", "attention_mask")
+        kinds = {name: batch[name] for name in ("token_type_ids",) if name in batch}
+        return [kinds | {name: batch[f"{name}{end}"] for name in names} for end in _ENDS[: _texts(batch)]]
 
-        In one forward of all texts a query would have as many tokens as a document.
-        """
-        found = []
-        for end in _ENDS[: _texts(batch)]:
-            one = {name: batch[f"{name}{end}"] for name in ("input_ids", "attention_mask")}
-            if "token_type_ids" in batch:
-                one["token_type_ids"] = batch["token_type_ids"]
-            found.append(self._vectors(self.run(net, one), one))
-        return torch.cat(found, 1).float()
+    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
+        """Return the vectors as the model makes them, [b, texts, width]."""
+        return torch.cat([self._vectors(self.run(net, one), one) for one in self.forwards(batch)], 1).float()
 
     def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with vectors, cosines of pairs, or queries and documents."""
