@@ -25,7 +25,8 @@ TASK = """## {name}: {rows} runs
 ON_A_CPU = """## stsb on one CPU core
 
 The settings of `base_size.yaml` and another teacher, in bf16-mixed with one thread of an {machine}. *Structures*: heads and neurons, as many as
-the program needs that is 6 times as fast (below). Each JSON in `results/cpu` has its run's config.
+the program needs that is 6 times as fast (below). Each JSON in `results/cpu` has its run's config. Teacher and LoSparse are made by
+`compare --config benchmarks/base_size/base_size.yaml --data.task stsb --trainer.precision bf16-mixed --methods LoSparse --budgets 0.1`.
 """
 COLUMNS = ["asked", "method", "seed", "density", "dev", "± error", "held out", "before", "of dense", "bytes", "steps", "seconds",
            "GPU, GiB"]  # fmt: skip
