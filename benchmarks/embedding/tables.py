@@ -36,7 +36,7 @@ CNN/DailyMail, 6,400 sentences of STS-B. bf16-mixed, rate 3e-4. nDCG@10 of 2,000
 2,000 paragraphs (standard error 0.8), and of 500 highlights of CNN/DailyMail among their articles. `before`:
 right after the factorization on the same calibration, in which every text counts once at 0.25, every token in the other rows. *Whole blocks*: the method Layers with the same distillation.
 *On all texts*: 1,340 steps on all 42,851 texts that there are, vectors alone, without hidden states.
-*Program in 8 bits*: the dense model in OpenVINO, weights and activations. *Static vectors*: one vector per token, and no blocks (static.py).
+*Program in 8 bits*: of OpenVINO, weights and activations. *Static vectors*: one vector per token, and no blocks (static.py).
 """
 
 LARGER = """## all-mpnet-base-v2 (110M parameters) after `--distil 500`
@@ -130,15 +130,27 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
     yield about
     head = ["density", "model", "Spearman", "SQuAD, nDCG@10", "CNN/DailyMail, nDCG@10", "cosine to the dense vector"]
     rows = [["1", "dense", *_scores(wide[0], "dense"), ""]]
-    integers = {result["searched_in"]: result["program"] for result in found if "searched_in" in result}
-    if len(integers) == 2:
-        searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
-        rows.append(["1", "program in 8 bits", "", *searched, ""])
+    rows += _program(found, 1)
     rows += [["1", result["model"], *_scores(result, "dense"), ""] for result in found if result["name"] == "smaller"]
     for made in load(f"{study}/static"):
         rows.append(["", "static vectors", *(percent(made["scores"][key]) for key in ("spearman", "squad", "cnn")), ""])
-    yield table(head, [*rows, *(row for result in wide for row in _wide(result))])
+    for result in wide:
+        rows += _wide(result)
+        rows += _program(found, result["density"]) if result["name"].startswith("wide") else []
+    yield table(head, rows)
     yield origin(wide[0], STUDY, 1)
+
+
+def _program(found: list[dict[str, Any]], density: float) -> list[list[str]]:
+    """Return the row of a model's program, if both searches were measured."""
+    integers = {
+        result["searched_in"]: result["program"]
+        for result in found if "searched_in" in result and result.get("density", 1) == density
+    }  # fmt: skip
+    if len(integers) < 2:
+        return []
+    searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
+    return [["1" if density == 1 else f"{density:.3f}", "program in 8 bits", "", *searched, ""]]
 
 
 def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:
