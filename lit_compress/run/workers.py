@@ -206,7 +206,7 @@ class Worker:
         process, lock, begin = self._running[job]
         if (code := process.poll()) is None:
             return
-        error = None if code == 0 and job.done else last_line(job.log, code)
+        error = None if job.done else last_line(job.log, code)  # also if it was killed after its report
         if job.teacher:  # hundreds of copies of it would fill the disk
             link_if_equal(*(one.folder / "dense" / "net" / "model.safetensors" for one in (job, job.teacher)))
         self._end(job, error, seconds=round(time.time() - begin, 1))

@@ -109,6 +109,17 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
     assert some.done and not (place / "locks" / some.name).stat().st_mode & 0o111
 
 
+def test_a_run_that_is_killed_after_its_report_is_done(place, monkeypatch):
+    def killed(words, log, handle, environment):
+        pretend(words, log, handle, environment).wait()
+        return Fork(lambda: 137, handle)
+
+    monkeypatch.setattr(workers, "start_process", killed)
+    some, said = job(place, "a", teacher=None), []
+    Worker([some], ended=lambda *e: said.append(e)).work()
+    assert said == [(some, None)] and some.state["error"] is None and some.status == "done"
+
+
 def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
     bad, good = (job(place, name, rate, held_out=held_out, cell="both")
                  for name, rate, held_out in (("bad", 0.1, "fail: no"), ("good", 0.2, 0.7)))  # fmt: skip
