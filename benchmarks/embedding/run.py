@@ -16,9 +16,8 @@ questions of SQuAD's dev set among 2,000 paragraphs, and on CNN/DailyMail's test
 dense model and the export before training next to it. ``layers`` is the same with whole blocks, by measured loss.
 ``all`` reads every text that there is, 42,851 in 1,340 steps, and learns vectors alone, without hidden states.
 For a larger model, fewer: --steps and --questions.
-``int8`` is the dense model as OpenVINO's program in 8 bits, and each model of ``wide`` in the work folder. They are
-calibrated on questions and paragraphs of SQuAD's training split, and scored on the same questions and highlights.
-``smaller`` is another model, --smaller, scored alike.
+``int8`` is the dense model as OpenVINO's program in 8 bits, calibrated on questions and paragraphs of SQuAD's training
+split, and scored on the same questions and highlights. ``smaller`` is another model, --smaller, scored alike.
 
 Writes benchmarks/embedding/results/<cell>-<density>.json (the export's report.json, ``retrieval`` of export and model,
 for ``vectors`` also ``similarity``, the scores on STS-B); existing ones are kept, so the script can be stopped and
@@ -229,33 +228,29 @@ def searches(options: Any, questions: int = MANY) -> dict[str, Path]:
 
 
 def quantize(options: Any) -> None:
-    """Make programs in 8 bits of the dense model and of trained ones that exist; score all in both searches."""
+    """Make the dense model as a program in 8 bits, and score it on both searches."""
     for key, folder in searches(options, options.questions).items():
-        both = options.work / f"int8-{key}-data"
-        if not options.list and not (both / "train.jsonl").exists():
+        name = f"int8-{key}"
+        if not common.missing(options, name):
+            continue
+        both, out = options.work / f"{name}-data", options.work / name
+        if not options.list:
             both.mkdir(exist_ok=True)
             lines = [
                 json.dumps({"query": query, "document": text}) + "\n"
                 for query, text in pairs(options.data / "squad" / "train_extra.parquet", CALIBRATED)
             ]
-            shutil.copy(folder / "validation.jsonl", both)
             (both / "train.jsonl").write_text("".join(lines))
-        data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.custom.text", "[query,document]",
-                "--data.path", both, "--data.max_length", 256, "--format", "openvino", "--dtype", "int8")  # fmt: skip
-        for density in (1.0, *options.densities):
-            name, trained = f"int8-{key}", options.work / f"wide-{density:g}"
-            name += "" if density == 1 else f"-{density:g}"
-            if not common.missing(options, name) or (density < 1 and not trained.is_dir() and not options.list):
-                continue
-            out = options.work / name
-            if density == 1:
-                common.command(options, "factorize", options.backbone, out, *data, "--density", density)
-            else:
-                common.command(options, "export", trained, out, *data)
-            if not options.list:
-                program = json.loads((out / "report.json").read_text())["program"]
-                made = {"name": name, "searched_in": key, "density": density, "threads": options.threads}
-                common.write(options, name, {**made, "program": program, **common.frame()})
+            shutil.copy(folder / "validation.jsonl", both)
+        common.command(
+            options, "factorize", options.backbone, out, "--data.task", "custom", "--data.custom.kind", "embedding",
+            "--data.custom.text", "[query,document]", "--data.path", both, "--data.max_length", 256, "--density", 1.0,
+            "--format", "openvino", "--dtype", "int8",
+        )  # fmt: skip
+        if not options.list:
+            program = json.loads((out / "report.json").read_text())["program"]
+            made = {"name": name, "searched_in": key, "threads": options.threads, "program": program}
+            common.write(options, name, made | common.frame())
 
 
 def main() -> None:

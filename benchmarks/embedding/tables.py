@@ -130,27 +130,20 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
     yield about
     head = ["density", "model", "Spearman", "SQuAD, nDCG@10", "CNN/DailyMail, nDCG@10", "cosine to the dense vector"]
     rows = [["1", "dense", *_scores(wide[0], "dense"), ""]]
-    rows += _program(found, 1)
+    integers = {result["searched_in"]: result["program"] for result in found if "searched_in" in result}
+    if len(integers) == 2:
+        searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
+        rows.append(["1", "program in 8 bits", "", *searched, ""])
     rows += [["1", result["model"], *_scores(result, "dense"), ""] for result in found if result["name"] == "smaller"]
     for made in load(f"{study}/static"):
         rows.append(["", "static vectors", *(percent(made["scores"][key]) for key in ("spearman", "squad", "cnn")), ""])
+    programs = {one["name"]: list(map(percent, one["scores"].values())) for one in load(f"{study}/programs")}
     for result in wide:
         rows += _wide(result)
-        rows += _program(found, result["density"]) if result["name"].startswith("wide") else []
+        if scored := programs.get(result["name"]):
+            rows.append([f"{result['density']:.3f}", "trained, program in 8 bits", *scored, ""])
     yield table(head, rows)
     yield origin(wide[0], STUDY, 1)
-
-
-def _program(found: list[dict[str, Any]], density: float) -> list[list[str]]:
-    """Return the row of a model's program, if both searches were measured."""
-    integers = {
-        result["searched_in"]: result["program"]
-        for result in found if "searched_in" in result and result.get("density", 1) == density
-    }  # fmt: skip
-    if len(integers) < 2:
-        return []
-    searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
-    return [["1" if density == 1 else f"{density:.3f}", "program in 8 bits", "", *searched, ""]]
 
 
 def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:

@@ -179,7 +179,12 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     with export_folder(out) as temporary:
         choices.check(net := load_net(source))
         if choices.integers:  # their metric is compared with that of the report
-            known, here = report["compressed"]["metric"], evaluate(net, data)[f"val/{report['metric']['name']}"]
+            if (name := report["metric"]["name"]) not in data.record.metrics:
+                raise UserError(
+                    f"export: '{source}' was measured by {name}, and these rows give {data.record.metrics[0]}; give "
+                    "the rows it was measured on"
+                )
+            known, here = report["compressed"]["metric"], evaluate(net, data)[f"val/{name}"]
             if not abs(here - known) <= 0.01 * max(1, abs(known)):
                 raise UserError(
                     f"export: the dev metric of '{source}' is {here:.4f} on these rows, and {known:.4f} in its report; "

@@ -11,10 +11,10 @@ from lit_compress.cli.fitting import print_choices
 KINDS = ("structures", "components", "blocks")
 
 
-def report(metric, before, interval=(0.5, 0.6), mode="max"):
+def report(metric, before, interval=(0.5, 0.6), mode="max", name="ndcg_at_10"):
     return {
         "vocabulary": None, "embeddings": None,
-        "metric": {"name": "ndcg_at_10", "mode": mode}, "compressed": {"metric": before},
+        "metric": {"name": name, "mode": mode}, "compressed": {"metric": before},
         "program": {"dtype": "int8", "file": "model.onnx", "bytes": 1000, "metric": metric, "interval": interval},
     }  # fmt: skip
 
@@ -43,13 +43,15 @@ def test_a_program_that_lost_is_told(values, words, capsys):
         {"metric": 0.6, "before": 0.5},
         {"metric": 20.1, "before": 20.0, "interval": None, "mode": "min"},
         {"metric": 19.0, "before": 20.0, "interval": None, "mode": "min"},
+        {"metric": 0.995, "before": 1.0, "interval": (0.994, 0.996), "name": "teacher_cosine"},
     ],
 )
 def test_a_program_that_lost_nothing_is_not(values, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         print_choices(report(**values))
-    assert capsys.readouterr().out.startswith(f"model.onnx: int8, 1,000 bytes, dev ndcg_at_10 {values['metric']:.4f}")
+    said, name = capsys.readouterr().out, values.get("name", "ndcg_at_10")
+    assert said.startswith(f"model.onnx: int8, 1,000 bytes, dev {name} {values['metric']:.4f}")
 
 
 def test_a_vocabulary_that_was_cut_is_told(capsys):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from in_memory import collect_kronecker
-from mistakes import factorized, predicted
+from mistakes import factorized, fails, predicted
 from tiny import WORDS, make_net, read_rows, write_backbone, write_bert, write_rows
 from torch.nn.functional import normalize
 
@@ -213,7 +213,7 @@ def test_tokens_of_all_texts_of_a_row_count(place):
     assert changed_inputs(data.train_tokens(), data.train_tokens(), range(100)) == 0
 
 
-def test_an_export_says_how_vectors_are_made(place):
+def test_an_export_says_how_vectors_are_made(place, capsys):
     """The model is compressed by texts alone."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -226,6 +226,11 @@ def test_an_export_says_how_vectors_are_made(place):
     assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]
     assert json.loads((export / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
     assert pooling_of(str(export)) == Pooling(max_length=64)
+    pairs = (*asked, "--data.path", place / "pairs", "--data.custom.text", "[query,document]")
+    line = ("export", export, place / "again", "--format", "openvino", "--dtype", "int8", *pairs)
+    assert "was measured by teacher_cosine, and these rows give ndcg_at_10; give the rows it was" in fails(
+        capsys, *line
+    )
     lines = predicted(export, place / "predictions.jsonl")
     net = AutoModel.from_pretrained(export, trust_remote_code=True).eval()
     tokens = AutoTokenizer.from_pretrained(export)([line["text"] for line in lines], return_tensors="pt", padding=True)
