@@ -1,9 +1,9 @@
 """The trained sentence models as OpenVINO's programs in 8 bits.
 
-    python -m benchmarks.embedding.programs --backbone DIR --data DIR [--work DIR] [--questions N] [--only wide-0.25 ...]
+    python -m benchmarks.embedding.programs --backbone DIR --data DIR [--work DIR] [--questions N] [--only ...]
 
 Takes the exports and the data of ``int8`` that run.py left in ``--work``. A program is calibrated, as the dense one, on
-questions and paragraphs of SQuAD's training split. It is scored by the similarity on STS-B and by both searches of run.py.
+questions and paragraphs of SQuAD's training split. It is scored by the similarity on STS-B and by both searches.
 
 Writes benchmarks/embedding/results/programs/<export>.json; existing ones are kept.
 """
