@@ -42,7 +42,13 @@ right after the factorization on the same calibration, in which every text count
 LARGER = """## all-mpnet-base-v2 (110M parameters) after `--distil 500`
 
 Of the same texts, 16,000 are read once. In the calibration every text counts once. nDCG@10 of 1,000 questions among their 1,000 paragraphs (standard error 1.1), and of the
-500 highlights. *all-MiniLM-L6-v2*: a smaller sentence model as it is, 22.7M parameters.
+500 highlights. *all-MiniLM-L6-v2*: a smaller sentence model as it is, 22.7M parameters. Trained programs: programs.py.
+"""
+
+SPEED = """## The program of a quarter of all-mpnet-base-v2
+
+In 8 bits, {small:.0f} MB next to {dense:.0f} MB of the dense program. OpenVINO, one thread of an {machine} with VNNI, a quiet machine; commands in
+`results/mpnet/speed/wide-0.25.json`.
 """
 
 ACROSS = """## One index for two models
@@ -94,6 +100,7 @@ def sections() -> Iterator[str]:
         yield origin(trained[0], STUDY, 1)
     for study, about in ((STUDY, WIDE), (f"{STUDY}/mpnet", LARGER)):
         yield from _trained_widely(study, about)
+    yield from _speed()
     if made := load(f"{STUDY}/estimates"):
         yield COUNTED
         yield table(
@@ -144,6 +151,22 @@ def _trained_widely(study: str, about: str) -> Iterator[str]:
             rows.append([f"{result['density']:.3f}", "trained, program in 8 bits", *scored, ""])
     yield table(head, rows)
     yield origin(wide[0], STUDY, 1)
+
+
+def _speed() -> Iterator[str]:
+    """Yield the table of the program's times, if there is a result."""
+    for found in load(f"{STUDY}/mpnet/speed"):
+        size = {program["net"]: program["bytes"] / 1e6 for program in found["programs"]}
+        yield SPEED.format(small=size["compressed"], dense=size["dense"], machine=found["hardware"]["cpu"])
+        rows = []
+        for shape in found["shapes"]:
+            times = {time["net"]: time for time in shape["times"]}
+            gain = times["compressed"]["over_dense"]
+            rows.append([
+                f"{shape['batch']} x {shape['length']}", *(f"{times[net]['median']:,.0f}" for net in found["nets"]),
+                f"{gain['median']:.1f} ({gain['low']:.1f} - {gain['high']:.1f})",
+            ])  # fmt: skip
+        yield table(["texts x tokens", "dense, ms", "0.25, ms", "times"], rows)
 
 
 def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:
