@@ -22,6 +22,7 @@ from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, build_report
 from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.models.budget import Budget
+from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import forget_code
 from lit_compress.models.storage import load_net
@@ -172,12 +173,14 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     Data are read with its tokenizer; choices are ``format``, ``dtype`` of integers and ``max_drop``.
 
     Raises:
-        UserError: ``out`` has other files; as :func:`copy_export`; the program cannot be written.
+        UserError: ``out`` has other files; the data are of another task; as :func:`copy_export`; the program cannot be
+            written.
     """
     check_out(out)
     report = read_json("export", source / "report.json", dict)
     with export_folder(out) as temporary:
         choices.check(net := load_net(source))
+        check_head(f"export: '{source}'", net.config, data.record)
         if choices.integers:  # their metric is compared with that of the report
             if (name := report["metric"]["name"]) not in data.record.metrics:
                 raise UserError(

@@ -134,6 +134,10 @@ def test_a_head_of_another_task_is_refused(target, run, model, tiny_data, capsys
     assert "has 2 labels, stsb has 1" in line
     line = fails(capsys, "validate", folder, "--data.task", "conll2003", "--data.path", other)
     assert "is for classification, task 'conll2003' is tagging" in line
+    if target == "export":  # whose card would have the other labels
+        program = ("export", folder, tmp_path / "out", "--format", "onnx", "--data.path", other, "--data.task")
+        assert "has the labels negative, positive; rte has" in fails(capsys, *program, "rte")
+        assert "has 2 labels, stsb has 1" in fails(capsys, *program, "stsb")
 
 
 def test_the_same_labels_on_other_data_are_no_mistake(run, tiny_data, capsys, monkeypatch):
