@@ -47,6 +47,8 @@ class RunResult:
 
     def __post_init__(self) -> None:
         stages = (self.folder and read_record(self.folder / "stages.json")) or []
+        if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
+            stages = []
         self.metric: float | None = self.report["compressed"]["metric"] if self.report else None
         self.steps = sum(stage.get("steps") or 0 for stage in stages) if stages else None
         self.seconds = sum(stage.get("seconds") or 0 for stage in stages) or None
@@ -124,14 +126,19 @@ def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
 
 def _result(folder: Path, name: str) -> RunResult:
     report = read_report(folder)
-    config = (report or {}).get("config") or read_record(folder / "config.yaml") or {}
-    model = config.get("model") or {}
+    config = _group((report or {}).get("config") or read_record(folder / "config.yaml"))
+    model = _group(config.get("model"))
     method = (report or {}).get("method") or str(model.get("class_path", "")).rpartition(".")[2] or "?"
-    init = model.get("init_args") or {}
+    init = _group(model.get("init_args"))
     density = init.get("density") or (report and f"{report['compressed']['density']:.2g}")
     budget = str(init.get("budget") or (f"density={density}" if density else ""))
     status = "done" if report else "unfinished"
     return RunResult(name, method, budget, config.get("seed_everything"), status, folder, report)
+
+
+def _group(value: Any) -> dict[str, Any]:
+    """Return a group of options; {} for anything else, as a config.yaml of another program may have."""
+    return value if isinstance(value, dict) else {}
 
 
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

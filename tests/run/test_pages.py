@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from lit_compress.run import pages
+from lit_compress.run.results import read_results
 from lit_compress.utils.errors import UserError
 
 OLD = Path(__file__).parents[1] / "old_runs" / "lpaf"
@@ -201,6 +202,15 @@ def test_runs_of_a_folder_are_told_apart(tmp_path, no_pictures):
     page = pages.write(tmp_path)
     runs = [*csv.DictReader((page.parent / "results.csv").open())]
     assert [(run["label"], run["status"]) for run in runs] == [("a", "done"), ("b", "done"), ("c", "unfinished")]
+
+
+@pytest.mark.parametrize("config", ["model: resnet50", "- a", "text", "model: {class_path: x.SVD, init_args: [1]}"])
+@pytest.mark.parametrize("stages", ['{"a": 1}', "[1]"])
+def test_a_config_of_another_program_is_an_unfinished_run(config, stages, tmp_path):
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "stages.json").write_text(stages)
+    [run], _ = read_results(tmp_path)
+    assert (run.status, run.steps) == ("unfinished", None) and pages.record(run)["metric"] is None
 
 
 def test_mistakes_are_one_line(tmp_path):
