@@ -115,10 +115,12 @@ def open_target(target: Target, line: Line) -> Job:
     current_device()  # refuses one that is not here before anything is loaded
     job.data.read_as(str(target.folder))
     known = (target.config or {}).get("data", {}).get("path")
-    job.data.place = replace(job.data.place, whole=_is_another_table(known, job.data.place.path))
     was = ((read_report(target.folder) or {}).get("data") or {}).get("divided")
-    scores = line.command != "predict"
-    if scores and was and known == job.data.place.path and divided(job.data.record, job.data.place) not in (None, was):
+    place = job.data.place
+    now = divided(job.data.record, place) if was and line.command != "predict" else None
+    moved = now is not None and now == was  # the same rows elsewhere
+    job.data.place = replace(place, whole=not moved and _is_another_table(known, place.path))
+    if now not in (None, was) and known == place.path:
         raise UserError(
             f"data.path: '{known}' has changed since {target.what} was made, and is divided into splits by its rows: "
             "training rows would be scored; give the file as it was, or other rows in a file of their own"

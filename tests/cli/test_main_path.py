@@ -65,7 +65,13 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
     records = json.loads((tmp_path / "run" / "stages.json").read_text())
     trained = {record["name"]: record["steps"] > 0 for record in records}
     assert trained == {"dense": False, "prune": True, "retrain": True} and records[0]["teacher"] == str(model)
+    capsys.readouterr()
     main(["evaluate", str(tmp_path / "run")])
+    said, moved = capsys.readouterr().out, tmp_path / "moved.csv"
+    reviews.rename(moved)
+    main(["evaluate", str(tmp_path / "run"), "--data.path", str(moved)])
+    assert capsys.readouterr().out == said
+    moved.rename(reviews)
     rewrite(reviews, reviews.read_text() + "new words,good\n")
     assert "training rows would be scored; give the file as it was" in fails(capsys, "evaluate", tmp_path / "run")
     main(["predict", str(tmp_path / "run")])
