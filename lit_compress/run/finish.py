@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import divided
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
@@ -31,7 +32,7 @@ def one_shot(
     size = net_bytes(Path(resolve(method.backbone)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
     budget = (method.budget, method.density) if method.budget else None
-    more = more | {"license": license_of(method.backbone)}
+    more = more | {"license": license_of(method.backbone), "data": {"divided": divided(data.record, data.place)}}
     return Export(net, before, type(method).__name__, data, config, None, more, budget)
 
 

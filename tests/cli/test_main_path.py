@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import yaml
-from mistakes import fails, rewrite
+from mistakes import factorized, fails, rewrite
 from tiny import WORDS, make_net
 from transformers import AutoTokenizer
 
@@ -75,6 +75,14 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
     rewrite(reviews, reviews.read_text() + "new words,good\n")
     assert "training rows would be scored; give the file as it was" in fails(capsys, "evaluate", tmp_path / "run")
     main(["predict", str(tmp_path / "run")])
+
+
+def test_a_factorized_model_scores_the_dev_rows_of_a_table_that_was_moved(model, reviews, tmp_path, capsys):
+    words = ("--data.custom.text", "review", "--data.custom.label", "stars")
+    factorized(model, tmp_path / "small", "--data.path", reviews, *words)
+    moved = reviews.rename(tmp_path / "moved.csv")
+    main(["evaluate", str(tmp_path / "small"), "--data.path", str(moved)])
+    assert "val/rows 8 of 8\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
