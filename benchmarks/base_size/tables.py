@@ -27,6 +27,7 @@ ON_A_CPU = """## stsb on one CPU core
 The settings of `base_size.yaml` and another teacher, in bf16-mixed with one thread of an {machine}. *Structures*: heads and neurons, as many as
 the program needs that is 6 times as fast (below). Each JSON in `results/cpu` has its run's config. Teacher and LoSparse are made by
 `compare --config benchmarks/base_size/base_size.yaml --data.task stsb --trainer.precision bf16-mixed --methods LoSparse --budgets 0.1`.
+SP3 and CoFi have `--learning_rates 5e-5`, and other `--methods`.
 """
 COLUMNS = ["asked", "method", "seed", "density", "dev", "± error", "held out", "before", "of dense", "bytes", "steps", "seconds",
            "GPU, GiB"]  # fmt: skip
@@ -53,16 +54,21 @@ def on_a_cpu() -> Iterator[str]:
     found = sorted(load(f"{STUDY}/cpu"), key=lambda result: -result["compressed"]["metric"])
     if not found:
         return
-    rows = [["dense", "1", "", *_dev(found[0]["dense"]), "", "1", ""]]
+    rows = [["dense", "1", "", "", *_dev(found[0]["dense"]), "", "1", ""]]
     for result in found:
-        small, held_out = result["compressed"], result["records"][-1]["held_out"]
+        small, records, init = result["compressed"], result.get("records", []), result["config"]["model"]["init_args"]
+        held_out = records and records[-1]["held_out"]
+        taught = result["distilled"] if not records else {
+            "steps": sum(record["steps"] for record in records[1:]),
+            "learning_rate": init[records[-1]["name"]]["learning_rate"],
+        }  # fmt: skip
         rows.append([
-            result["label"], f"{small['density']:.3f}", f"{sum(record['steps'] for record in result['records'][1:]):,}",
+            result["label"], f"{small['density']:.3f}", f"{taught['steps']:,}", f"{taught['learning_rate']:g}",
             *_dev(small), percent(held_out["val/pearson_spearman"]) if held_out else "",
             f"{result['ratios']['bytes']:.2f}", percent(small["metric"] / result["dense"]["metric"]),
         ])  # fmt: skip
     yield ON_A_CPU.format(machine=found[0]["hardware"]["cpu"])
-    yield table(["method", "density", "steps", "dev", "± error", "held out", "bytes", "of dense"], rows)
+    yield table(["method", "density", "steps", "rate", "dev", "± error", "held out", "bytes", "of dense"], rows)
 
 
 def _dev(net: dict[str, Any]) -> tuple[str, str]:
