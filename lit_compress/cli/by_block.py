@@ -27,7 +27,7 @@ from lit_compress.export.modelling import hand_over, write_as
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
-from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
+from lit_compress.models.files import LazyTensors, StoredTensors, stamps, write_index, write_shard
 from lit_compress.models.outline import ordinary_form
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.storage import config_of, save_form
@@ -152,11 +152,10 @@ class _Work:
 
     def begin(self, config: dict[str, Any]) -> AbstractContextManager[None]:
         """Claim the folder, new or to continue in it; refuse other work there."""
-        files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
-        known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
         steps = self.refinement and self.refinement.steps
         reads = self.collector is not None or steps is not None
-        settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
+        rows = self.data.fingerprint() if reads else self.data.dev_contents()
+        settings = short_hash(config, stamps(self.source), rows, steps)
         return begin_work("--by_block", self.folder, settings)
 
     def dense_metric(self) -> dict[str, float]:

@@ -85,6 +85,10 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
             raise UserError(f"export: '{source}' is not finished; repeat its command, fit with --ckpt_path last")
         check_out(place)
         data = parse_stored(config, line, found.net("dense")).build().data
+        if (measured := (found.facts() or {}).get("dev")) and measured != data.dev_contents():
+            raise UserError(
+                f"data.path: the dev rows of '{source}' have changed since they were measured; give the same"
+            )
         report = export_run(found, place, data, asked)
     print(f"exported {out}: density {report['compressed']['density']:.4f}")
     if report["export_difference"] is not None:

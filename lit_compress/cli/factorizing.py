@@ -21,7 +21,8 @@ from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.folder import check_out, check_owner, write_export
 from lit_compress.methods import Method
-from lit_compress.models.backbones import load_config, load_finetuned
+from lit_compress.models.backbones import load_config, load_finetuned, resolve
+from lit_compress.models.files import stamps
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
@@ -185,7 +186,8 @@ def _factorized(
 
     def begin() -> None:
         if distilling is not None:
-            settings = short_hash(config, asdict(recovery), distilling.job.data.fingerprint())
+            model = stamps(Path(resolve(method.backbone)))
+            settings = short_hash(config, asdict(recovery), model, distilling.job.data.fingerprint())
             work.enter_context(begin_work("--distil", run.folder, settings))
 
     of_first("begin", begin, job.trainer)

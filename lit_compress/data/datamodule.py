@@ -140,9 +140,16 @@ class DataModule(DataSettings):
         return drawn_order(len(rows), own, lists_in(self.record, rows), _kinds_in(rows))
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the data of fit: rows, classes, lengths, repeated rows; of ``divided`` rows a hash."""
+        """Return the facts of the data of fit: rows, classes, lengths, repeats; hashes of ``divided`` and dev rows."""
         splits = {name: (some.rows, some.encoded, some.available) for name, some in self._of_fit().items()}
-        return data_facts(self.record, splits, self.max_length) | {"divided": divided(self.record, self.place)}
+        keys = {"divided": divided(self.record, self.place), "dev": self.dev_contents()}
+        return data_facts(self.record, splits, self.max_length) | keys
+
+    def dev_contents(self) -> list[str]:
+        """Return a hash of the rows of every dev split that exists."""
+        self.setup("validate")
+        found = (self._splits[name, True] for name in self.record.validation)
+        return [content_key(split.rows) for split in found if split is not None]
 
     def _of_fit(self) -> dict[str, Split]:
         """Return the splits of fit by name; a second validation split may not exist."""

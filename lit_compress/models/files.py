@@ -61,6 +61,12 @@ def tensor_files(folder: Path) -> list[Path]:
     return [folder / name for name in files_of_index(f"model: '{folder}'", folder / INDEX)]
 
 
+def stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, bytes and time of every safetensors file in ``folder``: others, once its model was written again."""
+    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+
+
 def check_form(what: str, path: Path, whole: bool = False) -> None:
     """Refuse a model, in a folder or the value given in its place, whose form no library can read.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -111,6 +112,17 @@ def test_a_killed_run_goes_on(case, llama, data, kfac, tmp_path, monkeypatch):
         assert all(after < before for before, after in zip(refined["before"], refined["after"], strict=True))
     for key in ("dense", "compressed", "calibration"):
         assert reports[0][key] == reports[1][key]
+
+
+def test_other_dev_rows_are_refused_although_no_training_row_is_read(llama, data, tmp_path, monkeypatch, capsys):
+    texts = shutil.copytree(data[3], tmp_path / "texts")
+    line = [*data[:3], texts, *data[4:], *KFAC, "--weighting", "none"]
+    with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017
+        dies_at(patch, "model-00002")
+        factorize(llama, tmp_path / "out", *line)
+    (dev := next(texts.glob("validation*"))).write_text(f"{dev.read_text()} more\n")
+    said = fails(capsys, "factorize", llama, tmp_path / "out", *line, "--by_block")
+    assert "holds unfinished work of other settings or data; give the same, or remove it" in said
 
 
 def test_the_export_loads_in_another_process(kfac):

@@ -122,6 +122,19 @@ def test_a_run_is_exported_on_its_own_data(option, run, tmp_path, capsys):
     assert words in fails(capsys, "export", run, tmp_path / "out", *option)
 
 
+def test_a_run_is_exported_on_the_dev_rows_that_measured_it(run, tmp_path, capsys, tiny_data):
+    """Else its report would compare a metric on these with one on other rows; elsewhere the same rows are as good."""
+    data, moved = shutil.copytree(tiny_data, tmp_path / "data"), shutil.copytree(run, tmp_path / "run")
+    rewrite(config := moved / "config.yaml", config.read_text().replace(str(tiny_data), str(data)))
+    main(["export", str(moved), str(tmp_path / "same")])
+    first, *rows = (data / "validation.jsonl").read_text().splitlines()
+    other = json.loads(first)
+    (data / "validation.jsonl").write_text("\n".join([json.dumps(other | {"label": 1 - other["label"]}), *rows]) + "\n")
+    line = fails(capsys, "export", moved, tmp_path / "other")
+    assert line.endswith("have changed since they were measured; give the same")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("same", [False, True])
 def test_integers_are_measured_on_the_rows_of_the_report(same, run, tmp_path, capsys, tiny_data):
     """Else the metric of the program is compared with that of the model on other rows."""

@@ -15,6 +15,7 @@ from lit_compress.cli import factorizing, fitting
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.models.files import stamps
 from lit_compress.run import distilling
 from lit_compress.run.distilling import Distilling, Recovery
 from lit_compress.run.folder import Run
@@ -137,6 +138,9 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
     assert fails(capsys, "export", str(tmp_path / "out.distil"), str(tmp_path / "shipped")).endswith(said)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
         made(Recovery(distil=5), *few)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="holds unfinished work of other settings"):
+        patch.setattr(factorizing, "stamps", lambda folder: [*map(str, stamps(folder)), "later"])
+        made(recovery, *few)  # the model was written again
     monkeypatch.setattr(factorizing, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
     again = made(recovery, *few)
     assert equal(whole, again)
