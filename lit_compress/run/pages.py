@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import jinja2
 
+from lit_compress.data.sources import CUSTOM
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.run.pictures import as_svg, pareto_figure
@@ -38,12 +39,12 @@ def write(folder: Path, out: Path | None = None) -> Path:
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
     for run in runs if not about and len(runs) > 1 else ():
         run.label = run.name  # its options are its own
-    by_task: dict[tuple[str, str], list[RunResult]] = {}
+    by_data: dict[tuple[object, ...], list[RunResult]] = {}
     for run in runs if len(runs) > 1 else ():
         if run.report:
-            by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
-    if len(by_task) == 1:  # what is not done is of the only task
-        by_task = {key: list(runs) for key in by_task}
+            by_data.setdefault(_compared_on(run.report), []).append(run)
+    if len(by_data) == 1:  # what is not done is on the only data
+        by_data = {key: list(runs) for key in by_data}
     tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report)) or "nothing yet"
     environment = jinja2.Environment(  # every text from a file is escaped
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -51,7 +52,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     environment.filters |= {"number": number, "cell": cell, "times": times}
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=f"{len(runs)} runs on {tasks}" if len(runs) > 1 else f"{runs[0].label} on {tasks}, {runs[0].budget}",
-        about=about, studies=[_study(*key, some) for key, some in by_task.items()],
+        about=about, studies=[_study(some) for some in by_data.values()],
         runs=[_shown(run, out) for run in runs],
     )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
@@ -85,10 +86,18 @@ def cell(group: dict[str, Any]) -> str:
     return f"{text}, at chance" if group["chance"] else text
 
 
-def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
-    """Return the content of the table and the picture for a task and metric."""
+def _compared_on(report: dict[str, Any]) -> tuple[object, ...]:
+    """Return what the runs of a table share: name of the task or the user's data, metric, number of dev rows."""
+    task, metric = report["task"], report["metric"]
+    path = ((report.get("config") or {}).get("data") or {}).get("path") if task == CUSTOM else None
+    return Path(path or task).name, metric["name"], metric.get("rows")
+
+
+def _study(runs: list[RunResult]) -> dict[str, Any]:
+    """Return the content of the table and the picture for runs on the same data."""
     reports = [run.report for run in runs if run.report]
     first, mode = reports[0], reports[0]["metric"].get("mode", "max")
+    name, metric, _ = _compared_on(first)
     ends = [report["dense"]["interval"] for report in reports if report["dense"].get("interval")]
     costs = mean_costs([costs_in(report["dense"]) for report in reports])
     dense = {"mean": mean(report["dense"]["metric"] for report in reports), "costs": costs}
@@ -101,7 +110,7 @@ def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
     figure = pareto_figure([group for group in grouped if group["n"]], dense, f"dev {metric}", mode)
     picture = "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
     return {
-        "task": task, "metric": metric, "mode": mode, "groups": grouped, "dense": dense, "picture": picture,
+        "name": name, "metric": metric, "mode": mode, "groups": grouped, "dense": dense, "picture": picture,
         "rows": counted(first) if "rows" in first["metric"] else "",
         "error": mean(map(standard_error, ends)) if ends else None,
     }  # fmt: skip

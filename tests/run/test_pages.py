@@ -204,6 +204,21 @@ def test_runs_of_a_folder_are_told_apart(tmp_path, no_pictures):
     assert [(run["label"], run["status"]) for run in runs] == [("a", "done"), ("b", "done"), ("c", "unfinished")]
 
 
+def test_runs_on_other_rows_are_in_other_tables(tmp_path, no_pictures):
+    """Also on two files of the user's own with one metric, and on fewer rows of the same."""
+    for number, (path, rows) in enumerate([("x/a.csv", 90), ("b.csv", 90), ("a.csv", 90), ("a.csv", 50)]):
+        made = report(0.8, 0.25) | {"task": "custom", "config": {"data": {"path": path}}}
+        made["metric"] |= {"rows": rows}
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "report.json").write_text(json.dumps(made))
+    page = read(pages.write(tmp_path)).text
+    assert re.findall(r"Results on (\S+)\nDev accuracy of (\d+)", page) == [
+        ("a.csv", "90"),
+        ("b.csv", "90"),
+        ("a.csv", "50"),
+    ]
+
+
 @pytest.mark.parametrize("config", ["model: resnet50", "- a", "text", "model: {class_path: x.SVD, init_args: [1]}"])
 @pytest.mark.parametrize("stages", ['{"a": 1}', "[1]"])
 def test_a_config_of_another_program_is_an_unfinished_run(config, stages, tmp_path):
