@@ -12,7 +12,15 @@ from typing import Any, Literal
 from lit_compress.cli.bench import bench as bench
 from lit_compress.cli.compare import compare as compare
 from lit_compress.cli.factorizing import factorize as factorize
-from lit_compress.cli.fitting import choose_teacher, print_choices, print_report, run_fit, run_of, settle_budget
+from lit_compress.cli.fitting import (
+    choose_teacher,
+    print_choices,
+    print_report,
+    run_fit,
+    run_of,
+    settle_budget,
+    warn_missed,
+)
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_target, parse_stored
 from lit_compress.cli.words import Line
@@ -74,7 +82,7 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
         found = Run(run)
         config, done = found.config(), found.finished()
         for name in line.names:
-            if name.startswith(("data.", "config")) and name not in FREE:
+            if name.startswith(("data.", "config", "model.", "seed_everything")) and name not in FREE:
                 raise UserError(f"export: --{name} is for an export; a run is measured on its own data")
         asked = replace(Choices(**config["export"]), **choices)
         if asked.half and asked.format != "hf" and "dtype" not in choices:  # the program has no 16 bits
@@ -94,6 +102,7 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     if report["export_difference"] is not None:
         print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
+    warn_missed(report)
 
 
 def report(folder: str, *, out: str | None = None) -> None:
@@ -149,7 +158,9 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     if not task_type(parts.data.record).answered:
         raise UserError("predict: a language model has no answer for a row; `evaluate` gives its perplexity")
     sources = sources_at(parts.data.record, parts.data.place, [ALL, "test"]).values()
-    if path.exists() and any(path.samefile(file) for source in sources for file in source.files):
+    trained = Path((found.config or {}).get("data", {}).get("path") or "/").expanduser()
+    read = [trained, *(file for source in sources for file in source.files)]
+    if path.exists() and any(file.exists() and path.samefile(file) for file in read):
         raise UserError(f"--output: '{path}' is a file that is read; give another")
     net = load_checked(found, parts, "predict")
     rows = of_all(*write_predictions(net, parts.data, path))

@@ -247,7 +247,8 @@ def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Mod
         after = evaluate(net, chooses)[f"val/{name}"]
         worse = after < before if higher_is_better(data.record) else after > before
         if worse:
-            moved = f"dev {name} went from {before:.4f} to {after:.4f}"
+            rows = "dev" if data.hold_out is None else "held-out"
+            moved = f"{rows} {name} went from {before:.4f} to {after:.4f}"
             note(f"--refine: {moved}: the model before it is kept; try --distil")
             net = load_net(kept)
     return net, facts | {"refined": told | {"metric": [before, after], "kept": not worse}}

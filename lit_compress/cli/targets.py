@@ -57,6 +57,14 @@ class Target:
         check_manifest(self.what, self.folder)
 
     @property
+    def divided(self) -> str | None:
+        """Hash of the rows of which the dev split was a part, of its report, or of the run that it is a stage of."""
+        facts = (read_report(self.folder) or {}).get("data")
+        if facts is None and self.config is not None:
+            facts = Run(self.folder.resolve().parents[1]).facts()
+        return (facts or {}).get("divided")
+
+    @property
     def place(self) -> Path:
         """Where files about it go: its folder; the working folder for a name."""
         return Path() if self.named else self.folder
@@ -115,15 +123,14 @@ def open_target(target: Target, line: Line) -> Job:
     current_device()  # refuses one that is not here before anything is loaded
     job.data.read_as(str(target.folder))
     known = (target.config or {}).get("data", {}).get("path")
-    was = ((read_report(target.folder) or {}).get("data") or {}).get("divided")
-    place = job.data.place
+    was, place = target.divided, job.data.place
     now = divided(job.data.record, place) if was and line.command != "predict" else None
     moved = now is not None and now == was  # the same rows elsewhere
     job.data.place = replace(place, whole=not moved and _is_another_table(known, place.path))
-    if now not in (None, was) and known == place.path:
+    if now not in (None, was) and known and Path(known).expanduser().resolve() == place.folder.resolve():
         raise UserError(
-            f"data.path: '{known}' has changed since {target.what} was made, and is divided into splits by its rows: "
-            "training rows would be scored; give the file as it was, or other rows in a file of their own"
+            f"data.path: '{known}' or data.split_seed has changed since {target.what} was made, and is divided into "
+            "splits by both: training rows would be scored; give both as they were, or other rows in another file"
         )
     return job
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 8  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 9  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     fields = [(name, pa.list_(pa.string()) if kind.words else pa.string()) for name in task.text]
     if has_ids := "id" in kind.extras and "id" in row:
         fields.append(("id", pa.string()))
-    if keeps := not labelled and not is_plain and (given or any(name in row for name in IDS)):
+    if keeps := not labelled and not is_plain:  # the first row may have no id, and others one
         fields.append((KEPT, pa.string()))
     if has_kind := KIND in row:
         fields.append((KIND, pa.int64()))

@@ -131,7 +131,7 @@ def divided(task: Task, place: Place) -> str | None:
         return None
     name = task.validation[0]
     source = sources_at(task, place, ["train", name]).get(name)
-    return None if source is None or source.part is None else source.key()
+    return None if source is None or source.part is None else short_hash(source.key(), source.part, source.seed)
 
 
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
@@ -223,6 +223,9 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
         for file, part in zip(files, parts, strict=True):
             if part.names is not None:
                 check_names(task, f"data.path: '{file}'", part.names)
+            if part.classes != (known := parts[0].classes):
+                own, others = (", ".join(names or ["none"]) for names in (part.classes, known))
+                raise UserError(f"data.path: '{file}' has the classes {own}, '{files[0]}' {others}; number them alike")
         rows = [part.rows for part in parts]
         for number, kind in enumerate(kinds):
             rows[number] = map(partial(or_, {KIND: kind}), rows[number])

@@ -21,7 +21,7 @@ from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, build_report
 from lit_compress.export.speed_asked import Programs, find_place
-from lit_compress.models.budget import Budget
+from lit_compress.models.budget import Budget, parse_budget
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import forget_code
@@ -187,6 +187,8 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
                     f"export: '{source}' was measured by {name}, and these rows give {data.record.metrics[0]}; give "
                     "the rows it was measured on"
                 )
+            if (report.get("data") or {}).get("dev") not in (None, data.dev_contents()):
+                raise UserError(f"data.path: '{source}' was measured on other dev rows; give those")
             known, here = report["compressed"]["metric"], evaluate(net, data)[f"val/{name}"]
             if not abs(here - known) <= 0.01 * max(1, abs(known)):
                 raise UserError(
@@ -204,8 +206,19 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
             report.pop(name, None)
         _write_programs(report, net, data, temporary, choices)
         choices.check_drop(report)
+        report["budget"] = _budget_again(report)
         write_report_and_card(temporary, report, read_task(data), net)
     return report
+
+
+def _budget_again(report: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the field ``budget`` of an export that has another program; a speed-up was of the program before."""
+    was = report.get("budget") or {}
+    budget = parse_budget(was.get("asked"))
+    if budget is None or budget.kind == "speedup":
+        report.pop("speed", None)
+        return None
+    return budget.check(report, was["density"])
 
 
 def _write_programs(report: dict[str, Any], net: Model, data: DataModule, folder: Path, choices: Choices) -> None:

@@ -32,7 +32,8 @@ def one_shot(
     size = net_bytes(Path(resolve(method.backbone)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
     budget = (method.budget, method.density) if method.budget else None
-    more = more | {"license": license_of(method.backbone), "data": {"divided": divided(data.record, data.place)}}
+    facts = {"divided": divided(data.record, data.place), "dev": data.dev_contents()}
+    more = more | {"license": license_of(method.backbone), "data": facts}
     return Export(net, before, type(method).__name__, data, config, None, more, budget)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,7 +36,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     out = (out.expanduser() if out else folder / "report").resolve()
     runs, about = read_results(folder)
     check_folder("--out", out)
-    if out.is_dir() and any(out.iterdir()) and not (out / "results.csv").is_file():
+    if out.is_dir() and any(out.iterdir()) and not _is_page(out):
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
     for run in runs if not about and len(runs) > 1 else ():
         run.label = run.name  # its options are its own
@@ -60,6 +61,13 @@ def write(folder: Path, out: Path | None = None) -> Path:
         with atomic_file(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
+
+
+def _is_page(out: Path) -> bool:
+    """Return whether a folder has the table of a page, by its first columns."""
+    with suppress(OSError), (out / "results.csv").open("rb") as table:
+        return table.readline().startswith(b"name,label,method")
+    return False
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -87,17 +95,17 @@ def cell(group: dict[str, Any]) -> str:
 
 
 def _compared_on(report: dict[str, Any]) -> tuple[object, ...]:
-    """Return what the runs of a table share: name of the task or the user's data, metric, number of dev rows."""
-    task, metric = report["task"], report["metric"]
+    """Return what the runs of a table share: name of the task or the user's data, metric, dev rows."""
+    task, metric, rows = report["task"], report["metric"], (report.get("data") or {}).get("dev")
     path = ((report.get("config") or {}).get("data") or {}).get("path") if task == CUSTOM else None
-    return Path(path or task).name, metric["name"], metric.get("rows")
+    return Path(path or task).name, metric["name"], metric.get("rows"), rows and tuple(rows)
 
 
 def _study(runs: list[RunResult]) -> dict[str, Any]:
     """Return the content of the table and the picture for runs on the same data."""
     reports = [run.report for run in runs if run.report]
     first, mode = reports[0], reports[0]["metric"].get("mode", "max")
-    name, metric, _ = _compared_on(first)
+    name, metric, *_ = _compared_on(first)
     ends = [report["dense"]["interval"] for report in reports if report["dense"].get("interval")]
     costs = mean_costs([costs_in(report["dense"]) for report in reports])
     dense = {"mean": mean(report["dense"]["metric"] for report in reports), "costs": costs}

@@ -58,7 +58,7 @@ def command(model, reviews, run, *extra):
             "--run_dir", str(run), *QUICK, *extra]  # fmt: skip
 
 
-def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_path, capsys):
+def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_path, capsys, monkeypatch):
     """The run does not score another version of the table: the split by its rows would be another."""
     main(command(model, reviews, tmp_path / "run"))
     assert f"'{model}' is fine-tuned on these labels (bad, good): it is the teacher" in capsys.readouterr().err
@@ -71,10 +71,21 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
     reviews.rename(moved)
     main(["evaluate", str(tmp_path / "run"), "--data.path", str(moved)])
     assert capsys.readouterr().out == said
+    main(["evaluate", str(tmp_path / "run" / "dense" / "net"), "--data.path", str(moved)])
+    assert "val/rows 8 of 8\n" in capsys.readouterr().out
     moved.rename(reviews)
+    words = "training rows would be scored; give both as they were"
+    assert words in fails(capsys, "evaluate", tmp_path / "run", "--data.split_seed", "7")
     rewrite(reviews, reviews.read_text() + "new words,good\n")
-    assert "training rows would be scored; give the file as it was" in fails(capsys, "evaluate", tmp_path / "run")
+    for target in ("", "dense/net", "retrain/net"):
+        assert words in fails(capsys, "evaluate", tmp_path / "run" / target)
+    monkeypatch.chdir(tmp_path)
+    assert words in fails(capsys, "evaluate", tmp_path / "run", "--data.path", reviews.name)
     main(["predict", str(tmp_path / "run")])
+    (texts := tmp_path / "texts.csv").write_text("review\na great film\n")
+    rewrite(reviews, '{"a line": "of JSON"}\n')
+    line = fails(capsys, "predict", tmp_path / "run", "--data.path", texts, "--output", reviews)
+    assert "is a file that is read; give another" in line and "of JSON" in reviews.read_text()
 
 
 def test_a_factorized_model_scores_the_dev_rows_of_a_table_that_was_moved(model, reviews, tmp_path, capsys):

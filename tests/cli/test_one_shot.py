@@ -162,13 +162,14 @@ def test_export_takes_an_export(words, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     model, data = words
     small, again = tmp_path / "small", tmp_path / "again"
-    main(["factorize", *model, str(small), *data, "--density", "0.5"])
+    main(["factorize", *model, str(small), *data, "--budget", "size=80kB"])
     main(["export", str(small), str(again), "--format", "onnx"])
     (again / "model.pt2").write_bytes(b"a program of version 0.2")
     main(["export", str(again), str(again), "--format", "onnx"])
     assert (again / "model.safetensors").read_bytes() == (small / "model.safetensors").read_bytes()
     old, new = (json.loads((folder / "report.json").read_text()) for folder in (small, again))
     assert new["compressed"] == old["compressed"] and new["program"]["format"] == "onnx"
+    assert new["budget"]["reached"] == new["program"]["bytes"] != old["budget"]["reached"] == old["compressed"]["bytes"]
     assert "model.onnx" in (again / "README.md").read_text() and not (again / "model.pt2").exists()
     ids = torch.randint(5, 20, (2, 7))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from contents import classes, jsonl, own, parquet, sst2
 
+from lit_compress.data.checks import KEPT
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
 from lit_compress.tasks.records import Task, get_task
@@ -121,13 +122,21 @@ def test_it_is_read_and_no_row_is_lost(case, tmp_path, capsys):
         assert rows["label"][:] == [1, 0]
 
 
+def test_parts_that_number_their_classes_otherwise_are_refused(tmp_path):
+    """Else one class of a part would be read as another."""
+    for number, names in enumerate((["negative", "positive"], ["positive", "negative"])):
+        (tmp_path / f"train-{number:05}-of-00002.parquet").write_bytes(classes(names, 0, 1))
+    with pytest.raises(UserError, match=r"00001-of-00002.parquet' has the classes positive, negative, .*; number them"):
+        load_split_files(get_task("sst2"), Place(str(tmp_path)), ["train"])
+
+
 def test_the_index_that_pandas_writes_is_no_label(tmp_path):
     """Its column has no name, as the label of a kind without one."""
     (tmp_path / "train.csv").write_text(",text,other\n" + "".join(f"{i},good,film\n" for i in range(10)))
     task = replace(OWN, kind="embedding", text=("text", "other"), labels=(), label="")
     for labelled in (True, False):
         rows = load_split_files(task, Place(str(tmp_path)), ["train"], labelled)["train"]
-        assert rows.column_names == ["text", "other"]
+        assert rows.column_names == ["text", "other"] + [KEPT] * (not labelled)
 
 
 @pytest.mark.parametrize("first", ["", "in the end,", "good, , bad", '""'])

@@ -5,7 +5,7 @@ import json
 import pytest
 from contents import jsonl, ner, own, qa, sst2
 
-from lit_compress.data.checks import FEWEST_TO_SPLIT
+from lit_compress.data.checks import FEWEST_TO_SPLIT, KEPT
 from lit_compress.data.custom import custom_task
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
@@ -83,7 +83,7 @@ def test_it_is_refused_in_one_line(case, tmp_path):
 def test_rows_without_labels_are_for_predict_only(tmp_path, content):
     (tmp_path / "test.jsonl").write_bytes(content)
     rows = load_split_files(get_task("sst2"), Place(str(tmp_path)), ["test"], labelled=False)["test"]
-    assert rows.column_names == ["sentence"]
+    assert rows.column_names == ["sentence", KEPT]
     with pytest.raises(UserError, match="only predict"):
         load_split_files(get_task("sst2"), Place(str(tmp_path)), ["test"])
 

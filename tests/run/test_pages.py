@@ -206,17 +206,17 @@ def test_runs_of_a_folder_are_told_apart(tmp_path, no_pictures):
 
 def test_runs_on_other_rows_are_in_other_tables(tmp_path, no_pictures):
     """Also on two files of the user's own with one metric, and on fewer rows of the same."""
-    for number, (path, rows) in enumerate([("x/a.csv", 90), ("b.csv", 90), ("a.csv", 90), ("a.csv", 50)]):
+    for number, (path, rows) in enumerate(
+        [("x/a.csv", 90), ("b.csv", 90), ("a.csv", 90), ("a.csv", 50), ("a.csv", 50)]
+    ):
         made = report(0.8, 0.25) | {"task": "custom", "config": {"data": {"path": path}}}
         made["metric"] |= {"rows": rows}
+        made["data"] = {"dev": ["a hash"]} if number == 4 else {}
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "report.json").write_text(json.dumps(made))
     page = read(pages.write(tmp_path)).text
-    assert re.findall(r"Results on (\S+)\nDev accuracy of (\d+)", page) == [
-        ("a.csv", "90"),
-        ("b.csv", "90"),
-        ("a.csv", "50"),
-    ]
+    found = re.findall(r"Results on (\S+)\nDev accuracy of (\d+)", page)
+    assert found == [("a.csv", "90"), ("b.csv", "90"), ("a.csv", "50"), ("a.csv", "50")]
 
 
 @pytest.mark.parametrize("config", ["model: resnet50", "- a", "text", "model: {class_path: x.SVD, init_args: [1]}"])
@@ -231,10 +231,10 @@ def test_a_config_of_another_program_is_an_unfinished_run(config, stages, tmp_pa
 def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"has no run \(report.json\)"):
         pages.write(tmp_path)
-    for name in ("mine.txt", "index.html"):
+    for name in ("mine.txt", "index.html", "results.csv"):
         (tmp_path / name).write_text("")
         with pytest.raises(UserError, match="holds something that is not a report"):
             pages.write(OLD, tmp_path)
-    (tmp_path / "results.csv").write_text("")
+    (tmp_path / "results.csv").write_text("name,label,method\n")
     pages.write(OLD, tmp_path)
     assert (tmp_path / "mine.txt").is_file() and (tmp_path / "index.html").read_text()
