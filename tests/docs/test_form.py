@@ -37,7 +37,11 @@ def test_readme_is_short():
 
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = re.findall(r"^ +- (\S+\.md)$", text[text.index("\nnav:") :], flags=re.M)
+    listed, left = [], [yaml.safe_load(text[text.index("\nnav:") :])["nav"]]
+    while left:
+        entry = left.pop()
+        left += entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else []
+        listed += [entry] if isinstance(entry, str) else []
     pages = [str(path.relative_to(ROOT / "docs")) for path in PAGES[1:]]
     assert sorted(listed) == sorted([*pages, "tutorials/notebook.md"])
 
