@@ -50,9 +50,11 @@ def checked(line: Line) -> Line:
         usual = "SecondOrder" if line.last("model.retrain.weighting") in (None, "kfac") else "FWSVD"
         line.options.append(("model", line.own.get("method") or usual))
     if line.command not in (*READ, *WHOLE):
-        if line.options:
-            raise UserError(unknown(line.command, plain(line.options[0][0])))
-        return line
+        if not line.options:
+            return line
+        if (name := plain(line.options[0][0])) in catalogue.names():
+            raise UserError(f"{name}: {line.command} does not read it; leave it out")
+        raise UserError(unknown(line.command, name))
     config = merged_configs(line)
     method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
     package, _, last = str(method or "").rpartition(".")

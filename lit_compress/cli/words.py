@@ -235,7 +235,8 @@ def unknown(command: str, key: str, method: str | None = None) -> str:
     """Return the message on an unknown option: the nearest one of the command, the method, the data and the Trainer."""
     if line := removed(key) or (command == "factorize" and removed(f"model.retrain.{key}")):
         return line
-    known, said = [*own_options(command), *catalogue.names(method)], f"unknown option '{key}'"
+    reads = command in (*WHOLE, *READ)
+    known, said = [*own_options(command), *(catalogue.names(method) if reads else ())], f"unknown option '{key}'"
     full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")
     if method and full and full not in known:  # another method has it
         groups = ([n for n in known if n.rpartition(".")[0] == group] for group in (full.rpartition(".")[0], "model"))

@@ -52,6 +52,8 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--model.prune.start", "0.8"), "0.8 + 0.3 leave no step to prune"),
         ((*CONFIG, "--model.backbone", "no-such/model"), "without network give the folder"),
         (("validate",), "TARGET: it is missing; see evaluate --help"),
+        (("report", "RUN", "--device", "cpu"), "trainer.accelerator: report does not read it; leave it out"),
+        (("list", "--folde", "runs"), "unknown option 'folde'; did you mean 'folder'?"),
         (
             ("export", "RUN", "OUT", "--format", "onx"),
             "format: 'onx' is not valid; did you mean 'onnx'?",
