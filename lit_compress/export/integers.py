@@ -34,6 +34,7 @@ from lit_compress.export.runtimes import RUNTIMES, Setting, openvino_core
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.sites import Model
 from lit_compress.stages.rounded import GROUP, is_rounded
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_failure
 
@@ -49,7 +50,9 @@ INTEGERS: dict[str, tuple[str, ...]] = {"int8": ("onnx", "openvino"), "int4": ("
 
 
 def training_feeds(data: DataModule, option: str, examples: int = EXAMPLES) -> list[Feed]:
-    """Return batches of some training texts, or of all if there are fewer; ``data`` are as the program reads them.
+    """Return batches of some training rows, or of all if there are fewer; ``data`` are as the program reads them.
+
+    A row of several texts gives each to the program, e.g. query and document.
 
     Raises:
         UserError: there are none, and ``option`` needs them.
@@ -59,7 +62,8 @@ def training_feeds(data: DataModule, option: str, examples: int = EXAMPLES) -> l
         batches = data.calibration_dataloader(min(examples, data.train_size()))
     except UserError as error:
         raise UserError(f"{option} reads training texts: {error}") from error
-    return [{name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")} for batch in batches]
+    parts = (part for batch in batches for part in task_type(data.record).forwards(batch))
+    return [{name: value.numpy() for name, value in part.items() if hasattr(value, "numpy")} for part in parts]
 
 
 def quantize(

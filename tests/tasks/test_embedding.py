@@ -17,6 +17,7 @@ from lit_compress.data.facts import changed_inputs, token_counts
 from lit_compress.data.readers import Place
 from lit_compress.data.settings import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.export.integers import training_feeds
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_loss
@@ -211,6 +212,14 @@ def test_tokens_of_all_texts_of_a_row_count(place):
     counts = token_counts(data.train_tokens(), 100)
     assert int(counts[5:].sum()) == words and int(counts[:5].sum()) == 4 * len(rows)  # [CLS] and [SEP] of every text
     assert changed_inputs(data.train_tokens(), data.train_tokens(), range(100)) == 0
+
+
+def test_a_program_of_integers_reads_all_texts_of_a_row(place):
+    """Not queries alone: the ranges of activations are those of documents as well."""
+    data = DataModule("custom", str(place / "model"), str(place / "pairs"), custom=DOCUMENTS)
+    rows = read_rows(place / "pairs" / "train.jsonl")
+    words = sum(len(f"{row['query']} {row['document']}".split()) + 4 for row in rows)
+    assert sum(int(feed["attention_mask"].sum()) for feed in training_feeds(data, "int8")) == words
 
 
 def test_an_export_says_how_vectors_are_made(place, capsys):
