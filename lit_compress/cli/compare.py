@@ -17,6 +17,7 @@ from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
 from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison
+from lit_compress.run.fair import check_options
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
 from lit_compress.run.trainer import processes
@@ -55,6 +56,9 @@ def compare(
     """
     if config is None:
         raise UserError(f"config: it is missing; shipped are {', '.join(shipped(COMPARISONS))}")
+    given = [name for name, _ in line.options if name.endswith("+")]
+    if twice := next((name for name in given if given.count(name) > 1), None):
+        raise UserError(f'{twice}: it is given twice; give a list, e.g. \'["A", "B"]\'')
     own = {"methods": methods, "budgets": budgets, "seeds": seeds, "learning_rates": learning_rates}
     plan = plan_of(config, out, own | {"updates": updates, "hold_out": hold_out}, dict(line.options))
     if list:
@@ -82,6 +86,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
+    check_options(options)
     values = resolve_config(config, options.get("data.task"), COMPARISONS)
     place = Path(out or f"runs/{Path(config).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}

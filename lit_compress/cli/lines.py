@@ -22,6 +22,7 @@ from lit_compress.cli.words import (
     take_apart,
     unknown,
 )
+from lit_compress.run.fair import in_its_place
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.tables import print
 
@@ -105,6 +106,8 @@ def _print_help(line: Line) -> None:
         names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
+    if command == "compare":
+        options = {name: option for name, option in options.items() if in_its_place(name) is None}
     _print_options({n: o for n, o in options.items() if n not in own and is_read(command, n)})
     if trains:
         print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")

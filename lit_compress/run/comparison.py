@@ -10,21 +10,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date
 from itertools import groupby, product
 from math import lcm
 from pathlib import Path
 from typing import Any
 
 from lit_compress.models.budget import parse_budget
+from lit_compress.run.fair import check_options
 from lit_compress.run.results import COMPARISON, read_record, read_report
 from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
 
-# beginnings of options that no method may have for itself: with them it would train on something else, or longer
-SHARED = (
-    "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
-)  # fmt: skip
 MOST_PIECES = 1000  # epochs into which the steps are divided
 
 
@@ -97,12 +95,7 @@ def _entry(label: str, values: Any) -> Entry:
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
     given = _given(values, Entry, f"methods.{label}", f"methods.{label}.")
     entry = Entry(label, **{"method": label.partition(",")[0].strip(), **given})
-    for name in entry.options:
-        if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
-            raise UserError(
-                f"config: methods.{label}.options: {name} is the same for all methods; "
-                "give it in options, updates or split"
-            )
+    check_options(entry.options, f"methods.{label}.options")
     return entry
 
 
@@ -114,9 +107,18 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
             raise UserError(f"config: '{path}' names no {name}")
     given |= {name: list(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list | tuple)}
     made = Comparison(**given)
-    labels = [entry.label for entry in made.entries()]
-    if len(set(map(slug, labels))) < len(labels):
-        raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
+    for where in ("options", "taught", "teacher"):
+        if isinstance(options := getattr(made, where), Mapping):
+            check_options(options, where)
+    entries = made.entries()
+    named: dict[str, dict[Any, Any]] = {
+        "methods": {entry.label: slug(entry.label) for entry in entries},
+        "budgets": {name: tuple(map(slug, name.partition("="))) for name in _budgets(made, entries)},
+        "learning_rates": {rate: f"{rate:g}" for rate in made.learning_rates},
+    }
+    for key, names in named.items():
+        if len({*names.values()}) < len(names):
+            raise UserError(f"config: {key}: {', '.join(map(str, names))}: two would have the same folder; change one")
     return made
 
 
@@ -133,6 +135,10 @@ def _given(values: Mapping[str, Any], kind: Any, where: str, before: str = "") -
     return given
 
 
+def _options(value: Any) -> bool:  # YAML reads 2026-01-31 as a date
+    return isinstance(value, dict) and all(isinstance(n, str) and not isinstance(v, date) for n, v in value.items())
+
+
 def _list(value: Any, *kinds: type) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and all(type(one) in kinds for one in value)
 
@@ -141,7 +147,12 @@ def _list(value: Any, *kinds: type) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "methods": (lambda value: isinstance(value, dict), "one key per method"),
     "method": (lambda value: isinstance(value, str), "the name of a class, e.g. LPAF"),
-    **dict.fromkeys(("options", "taught"), (lambda value: isinstance(value, dict), "OPTION: VALUE")),
+    **dict.fromkeys(("options", "taught"), (_options, "OPTION: VALUE, with a date in quotes")),
+    "teacher": (lambda value: isinstance(value, str) or _options(value), "OPTION: VALUE, or a folder"),
+    "without": (
+        lambda value: isinstance(value, str) or _list(value, str),
+        "beginnings of options, e.g. model.distillation",
+    ),
     "split": (  # 0 is a stage without steps
         lambda value: isinstance(value, dict) and _list([*(n := value.values())], int) and min(n) >= 0 < max(n),
         "whole numbers from 0 on by stage; for no steps at all train: false",
@@ -163,6 +174,12 @@ def budget_name(budget: Any) -> str:
     text = str(budget)
     asked = parse_budget(text if "=" in text else f"density={text}")
     return f"density={asked.value:g}" if asked and asked.kind == "density" else text
+
+
+def _budgets(made: Comparison, entries: Sequence[Entry]) -> list[str]:
+    """Return all budgets, those of single methods last."""
+    every = [*made.budgets, *(budget for entry in entries for budget in entry.budgets)]
+    return [*dict.fromkeys(map(budget_name, every))]
 
 
 def slug(text: str) -> str:
@@ -199,11 +216,11 @@ def divide(updates: int, splits: Sequence[Mapping[str, int]], batches: int) -> t
     for epochs in range(step, MOST_PIECES * step + 1, step):
         if updates % epochs == 0 and updates // epochs <= batches:
             return epochs, updates // epochs
-    parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
+    parts = step * min(MOST_PIECES, -(-updates // (batches * step)))  # the fewest epochs that are short enough
     near = parts * max(1, min(batches, round(updates / parts)))
     raise UserError(
         f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a multiple of "
-        f"{step} in number; nearest: updates {near}"
+        f"{step} in number and at most {MOST_PIECES * step}; nearest: updates {near}"
     )
 
 
@@ -227,8 +244,7 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
         words = ["--model=SVD", "--model.density=1.0", *words_of(common | {**made.teacher, "model.retrain.epochs": 0})]
         teachers = {seed: job(f"seed={seed}", words, seed) for seed in made.seeds}
     jobs = [*teachers.values()]
-    every = [*made.budgets, *(budget for entry in entries for budget in entry.budgets)]
-    for budget, seed, entry in product(dict.fromkeys(map(budget_name, every)), made.seeds, entries):
+    for budget, seed, entry in product(_budgets(made, entries), made.seeds, entries):
         if budget not in map(budget_name, entry.budgets or made.budgets):
             continue
         kind, _, value = budget.partition("=")

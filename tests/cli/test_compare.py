@@ -76,12 +76,30 @@ def test_all_runs_read_the_commit_that_the_first_one_read(command, hub, tiny_bac
     assert capsys.readouterr().out.splitlines() == lines
 
 
+def test_options_that_are_fair_are_those_of_all_runs(command, capsys):
+    fair = ["trainer.precision=32-true", "trainer.gradient_clip_val=0.5", "trainer.limit_val_batches=2",
+            "trainer.accumulate_grad_batches=2", "data.batch_size=4", "data.train_examples=60", "checkpoint_every=7",
+            "model.retrain.weight_decay=0.1", "model.distillation.alpha=0.5", "export.dtype=float32"]  # fmt: skip
+    main(command("a", "--list", *(f"--{option}" for option in fair)))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(f"--{option}" in line.split() for line in lines for option in fair)
+    with pytest.raises(SystemExit):
+        main(["compare", "--model", "SVD", "--help"])
+    said = capsys.readouterr().out
+    assert "--data.batch_size" in said and "--model.retrain.weight_decay" in said
+    assert not [name for name in ("run_dir", "data.hold_out", "model.density", "retrain.epochs") if f"{name} " in said]
+
+
 def test_mistakes_are_one_line(command, capsys):
     assert "did you mean 'updates'?" in fails(capsys, *command("a", "--update", "3"))
     assert "index: 9 is not in [0, 2]; nearest valid 2" in fails(capsys, *command("a", "--index", "9"))
     assert "no method 'SDV'" in fails(capsys, *command("a", "--methods", "SDV"))
     assert "nearest: updates 9010" in fails(capsys, *command("a", "--updates", "9001"))
     assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
+    said = "error: trainer.max_steps: compare does not take it; give updates"
+    assert fails(capsys, *command("a", "--trainer.max_steps", "2")) == said
+    twice = ["--trainer.callbacks+=DeviceStatsMonitor", "--trainer.callbacks+=RichModelSummary"]
+    assert "trainer.callbacks+: it is given twice; give a list" in fails(capsys, *command("a", *twice))
     with pytest.raises(UserError, match=r"unknown key 'claims' in 'c\.yaml'"):
         read_comparison({"methods": {"SVD": None}, "budgets": [0.5], "claims": "claims.yaml"}, "c.yaml")
 

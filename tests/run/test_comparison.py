@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,11 @@ def test_options_of_a_method_replace_those_of_all():
     assert lpaf["trainer.precision"] == "bf16-mixed" and lpaf["model.distillation.alpha"] == "0.5"
 
 
+def test_options_of_the_teacher_may_limit_its_training():
+    made = read_comparison(BASE | {"teacher": {"model.dense.epochs": 1, "trainer.max_steps": 5}}, "c.yaml")
+    assert "--trainer.max_steps=5" in jobs_of(made, [], OUT, 1, 1)[0].words
+
+
 def test_a_method_may_have_budgets_of_its_own():
     found = plan(methods={"SVD": {"train": False}, "LPAF": {"train": False, "budgets": [0.33, 0.25]}},
                  budgets=[0.5, 0.25], seeds=[1])  # fmt: skip
@@ -98,6 +105,31 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         divide(1009, [{"a": 1}], 250)
 
 
+OWN: list[tuple[dict[str, Any], str]] = [  # options that a comparison gives its runs, and what the error says
+    ({"model": "FWSVD"}, "model: compare does not take it; give methods"),
+    ({"model.class_path": "FWSVD"}, "model.class_path: compare does not take it; give methods"),
+    *(({f"model.{name}": 1}, f"model.{name}: compare does not take it; give budgets")
+      for name in ("density", "rank", "rank_ratio", "budget")),
+    ({"model.teacher": "net"}, "model.teacher: compare does not take it; give its folder as teacher"),
+    ({"model.dense.epochs": 1}, "model.dense.epochs: compare does not take it; give it in teacher"),
+    ({"model.init_args.retrain.epochs": 8}, "model.retrain.epochs: compare does not take it; give updates or split"),
+    ({"model.retrain": {"learning_rate": 1}}, "model.retrain.learning_rate: compare does not take it; give learn"),
+    ({"model.retrain": '{"epochs": 8}'}, "model.retrain.epochs: compare does not take it; give updates or split"),
+    *(({f"trainer.{name}": 2}, f"trainer.{name}: compare does not take it; give updates") for name in (
+        "max_steps", "min_steps", "max_epochs", "min_epochs", "max_time", "limit_train_batches", "fast_dev_run",
+        "callbacks.duration",
+    )),
+    ({"trainer.callbacks+": "EarlyStopping"}, "trainer.callbacks: EarlyStopping ends some runs before others"),
+    ({"trainer.callbacks": [{"class_path": "pl.EarlyStopping"}]}, "trainer.callbacks: EarlyStopping ends"),
+    ({"run_dir": "x"}, "run_dir: compare does not take it; give --out"),
+    ({"ckpt_path": "last"}, "ckpt_path: compare does not take it; leave it out"),
+    ({"seed_everything": 3}, "seed_everything: compare does not take it; give seeds"),
+    ({"data.hold_out": 3}, "data.hold_out: compare does not take it; give hold_out"),
+    ({"config": "extra.yaml"}, "config: compare does not take it; give the options in it one by one"),
+]  # fmt: skip
+NOT_OF_A_TEACHER = [each for each in OWN if not next(iter(each[0])).startswith(("trainer.", "model.dense."))]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -116,7 +148,31 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
         ({"epochs": 4}, "unknown key 'epochs' in 'c.yaml'"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
-        ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
+        *(
+            (part, said)
+            for values, said in OWN
+            for part in ({"options": values}, {"taught": values}, {"methods": {"SVD": {"options": values}}})
+        ),
+        *(({"teacher": values}, f"config: teacher: {said}") for values, said in NOT_OF_A_TEACHER),
+        ({"taught": {"data.train_examples": 10}}, "config: taught: data.train_examples is the same for all methods; "),
+        *(
+            ({"methods": {"SVD": {"options": {name: 2}}}}, f"SVD.options: {name} is the same for all methods; give it")
+            for name in ("trainer.devices", "device", "trainer.val_check_interval", "trainer.limit_val_batches")
+        ),
+        *(
+            ({"methods": {"SVD": {"without": bad}}}, f"methods.SVD.without: {bad}; give beginnings of options")
+            for bad in (3, [1])
+        ),
+        *(({"teacher": bad}, f"teacher: {bad!r}; give OPTION: VALUE, or a folder") for bad in (3, ["a"], {1: 2})),
+        *(({key: {1: 2}}, f"config: {key}: {{1: 2}}; give OPTION: VALUE") for key in ("options", "taught")),
+        ({"methods": {"SVD": {"options": {1: 2}}}}, "methods.SVD.options: {1: 2}; give OPTION: VALUE"),
+        ({"taught": {"data.revision": date(2026, 1, 31)}}, "give OPTION: VALUE, with a date in quotes"),
+        ({"learning_rates": [1e-4, 1.0000001e-4]}, "learning_rates: 0.0001, 0.00010000001: two would have the same"),
+        ({"budgets": ["params=5M", "params=.5M"]}, "budgets: params=5M, params=.5M: two would have the same folder"),
+        (
+            {"updates": 10**7},
+            "at most 5 steps each, a multiple of 3 in number and at most 3000; nearest: updates 15000",
+        ),
         ({"budgets": ["much"]}, "'density=much' is no number"),
         ({"budgets": [[0.25]]}, "budgets: [[0.25]]; give a list, e.g. [0.25]"),
         ({"methods": {"LPAF": {"split": {"retain": 1}}}}, "no stage 'retain'; did you mean 'retrain'?"),
