@@ -136,6 +136,26 @@ def front() -> str:
     )  # fmt: skip
 
 
+def how_small() -> str:
+    """Return the table of docs/how_to/how_small.md: components of all tasks, of those without a GPU from results/cpu/."""
+    rows = []
+    for task in TASKS:
+        runs = {(row["label"], row["asked"]): row["metric"] for row in load_rows(task)}
+        dense = [row["dense"] for row in load_rows(task)]
+        for made in load(f"{STUDY}/cpu") if not runs else ():
+            if made["task"] == task:
+                runs[made["label"], f"density={made['config']['model']['init_args']['density']}"] = made["compressed"][
+                    "metric"
+                ]
+                dense.append(made["dense"]["metric"])
+        wanted = [("SecondOrder, no training", 0.25), ("SecondOrder", 0.25), ("SecondOrder", 0.1), ("SecondOrder", 0.05),
+                  ("SecondOrder, structures", 0.1)]  # fmt: skip
+        found = [runs.get((label, f"density={density}")) for label, density in wanted]
+        rows.append([task, percent(dense[0]), *("" if metric is None else percent(metric) for metric in found)])
+    head = ["task", "dense", "0.25, no training", "0.25", "0.10", "0.05", "heads and neurons, 0.10"]
+    return table(head, rows).rstrip()
+
+
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the picture of README.md: metric over megabytes."""
     from matplotlib.figure import Figure
@@ -164,7 +184,7 @@ def figures() -> Iterator[tuple[str, Any]]:
 
 def load_rows(task: str) -> list[dict[str, Any]]:
     """Return the runs of a task."""
-    return next(made["rows"] for made in load(STUDY) if made["name"] == task)
+    return next((made["rows"] for made in load(STUDY) if made["name"] == task), [])
 
 
 def sections() -> list[str]:
