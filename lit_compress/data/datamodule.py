@@ -122,7 +122,7 @@ class DataModule(DataSettings):
         option, limit, seed = "data.train_examples", self.train_examples, self.seed
         if name != "train":
             option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
-        if limit is None or name not in ("train", *self.record.validation, self.predicted):
+        if limit is None or name not in {"train", *self.record.validation, *({ALL} & {self.predicted})}:
             return rows
         drawn = self._drawn(rows, limit, option, seed)
         note(f"{option}: {limit} of {len(rows)} {name} rows are read")
