@@ -60,7 +60,7 @@ class Target:
     def divided(self) -> str | None:
         """Hash of the rows of which the dev split was a part, of its report, or of the run that it is a stage of."""
         facts = (read_report(self.folder) or {}).get("data")
-        if facts is None and self.config is not None:
+        if facts is None and self.config is not None and self.folder.name == "net":
             facts = Run(self.folder.resolve().parents[1]).facts()
         return (facts or {}).get("divided")
 

@@ -218,7 +218,7 @@ def _budget_again(report: dict[str, Any]) -> dict[str, Any] | None:
     if budget is None or budget.kind == "speedup":
         report.pop("speed", None)
         return None
-    return budget.check(report, was["density"])
+    return budget.check(report, was.get("density") or report["compressed"]["density"])
 
 
 def _write_programs(report: dict[str, Any], net: Model, data: DataModule, folder: Path, choices: Choices) -> None:

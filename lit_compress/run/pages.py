@@ -43,7 +43,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     by_data: dict[tuple[object, ...], list[RunResult]] = {}
     for run in runs if len(runs) > 1 else ():
         if run.report:
-            by_data.setdefault(_compared_on(run.report), []).append(run)
+            by_data.setdefault(() if about else _compared_on(run.report), []).append(run)
     if len(by_data) == 1:  # what is not done is on the only data
         by_data = {key: list(runs) for key in by_data}
     tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report)) or "nothing yet"
